@@ -1,0 +1,39 @@
+# Two commands set everything up: `make demo` (the whole loop on this machine) and `make test`.
+PYTHON ?= python3.11
+# Extra arguments for pip, e.g. PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu" for a CPU torch.
+PIP_ARGS ?=
+BIN := .venv/bin
+SHELL := /bin/bash
+
+.PHONY: demo test check lint format bench clean
+.DEFAULT_GOAL := test
+
+.venv: .venv/.installed
+.PHONY: .venv
+
+# torch goes first and by exact version: a range may pull gigabytes of CUDA that nothing here needs.
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) "$$(grep -m1 '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: .venv
+	$(BIN)/tlp demo
+
+test: .venv
+	$(BIN)/python -m pytest
+
+lint: .venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+check: lint test
+
+format: .venv
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv build *.egg-info

@@ -1,0 +1,222 @@
+"""The contract every measurement store keeps, as prose and then as types."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from storage._types import (
+    Device,
+    DeviceCounts,
+    DeviceEvent,
+    DeviceState,
+    MeasurementBatch,
+    ModelEvent,
+    Network,
+    Run,
+    RunKind,
+    RunState,
+    Sketch,
+    TuningResult,
+    Workload,
+)
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+class MeasurementStore(ABC):
+    """Devices, workloads, programs, measurements, runs, tuning results and model events.
+
+    **Append-only.** Nothing that was measured, decided or moved is ever changed or deleted. A device's state and a
+    run's outcome are further rows (events); the newest is in force. A run is finished once: finishing it again, or
+    adding measurements to it afterwards, raises `UserError`… except `CRASHED`, which only the reaper writes and only
+    on runs that are still RUNNING.
+
+    **Content keys.** Workloads, sketches and programs are named by a hash of their content, so adding one twice adds
+    nothing. Measurements carry a unique `measurement_id` made by the caller: handing the same batch in twice (a retry
+    after a lost acknowledgement) stores each row once.
+
+    **Atomic.** Each method is one transaction: after an exception, or after `kill -9` at any moment, all of it is
+    there or nothing. When `add_measurements` has returned, the batch survives the death of the process.
+
+    **Value or error.** A measurement is OK with finite positive `run_secs` and `latency_s`, or one of the error states
+    with a reason and no latency. Anything else, e.g. a sentinel of 1e10 s or NaN, is refused with
+    `InvalidInputError` and nothing of the batch is stored.
+
+    **Watermark.** Every measurement gets a sequence number that grows in commit order. `watermark()` is the largest;
+    `samples(watermark=w)` returns the same rows for the same `w` for ever. This is what a training run records.
+
+    **Many processes.** Any number of processes may use one store at once. A writer holds the store only for the length
+    of one method call; readers and writers wait for each other with a bound (`StoreLockedError` names the holder's
+    process id). Instances hold no lock and no connection between calls, and may be used from any thread.
+
+    **Returned rows** are frozen and never change; frames are the caller's own copies.
+
+    **Errors.** `StoreVersionError` if a newer release wrote the store, `StoreCorruptError` if the file is no store or is
+    damaged, `StoreLockedError` as above, `NotFoundError` / `AlreadyExistsError` for names, `InvalidInputError` for
+    values. Nothing else escapes.
+    """
+
+    # -- devices ----------------------------------------------------------------------------------------------
+    @abstractmethod
+    def add_device(self, device: Device, reason: str) -> None:
+        """Enroll a device; its first event is `device.state` with `reason`. Raises AlreadyExistsError."""
+
+    @abstractmethod
+    def get_device(self, name: str) -> Device:
+        """The device, state included. Raises NotFoundError naming the devices there are."""
+
+    @abstractmethod
+    def list_devices(self) -> list[Device]:
+        """All devices by name."""
+
+    @abstractmethod
+    def set_device_state(self, name: str, state: DeviceState, reason: str) -> None:
+        """Append a device event; a no-op if the device is in `state` already. Raises NotFoundError."""
+
+    @abstractmethod
+    def device_events(self, name: str) -> list[DeviceEvent]:
+        """The device's history, oldest first."""
+
+    @abstractmethod
+    def device_counts(self) -> dict[str, DeviceCounts]:
+        """Samples per device, every device included."""
+
+    # -- workloads and networks -------------------------------------------------------------------------------
+    @abstractmethod
+    def add_network(self, network: Network, workloads: Sequence[Workload]) -> None:
+        """Add a network and those of its workloads that are new. Raises AlreadyExistsError, InvalidInputError."""
+
+    @abstractmethod
+    def add_workloads(self, workloads: Sequence[Workload]) -> int:
+        """Add workloads that are new; returns how many were."""
+
+    @abstractmethod
+    def get_network(self, name: str) -> Network:
+        """The network with its tasks. Raises NotFoundError naming the networks there are."""
+
+    @abstractmethod
+    def list_networks(self) -> list[Network]:
+        """All networks by name, tasks included."""
+
+    @abstractmethod
+    def get_workloads(self, workload_ids: Sequence[str] | None = None) -> list[Workload]:
+        """Those workloads (all if None), in the order asked for. Raises NotFoundError."""
+
+    # -- programs and measurements ----------------------------------------------------------------------------
+    @abstractmethod
+    def add_measurements(self, batch: MeasurementBatch) -> int:
+        """Store one batch; returns how many measurements were new (a repeated measurement_id is not).
+
+        Raises InvalidInputError (a row breaks value-or-error; an unknown program, device or run; a finished run).
+        """
+
+    @abstractmethod
+    def add_sketches(self, sketches: Sequence[Sketch]) -> int:
+        """Add sketches that are new; returns how many were."""
+
+    @abstractmethod
+    def get_sketches(
+        self, sketch_ids: Sequence[str] | None = None, *, workload_ids: Sequence[str] | None = None
+    ) -> list[Sketch]:
+        """Those sketches (all if neither is given), by sketch_id. Unknown ids are left out."""
+
+    @abstractmethod
+    def watermark(self) -> int:
+        """The sequence number of the newest measurement; 0 if there is none."""
+
+    @abstractmethod
+    def samples(
+        self,
+        *,
+        devices: Sequence[str] | None = None,
+        watermark: int | None = None,
+        after: int = 0,
+        workload_ids: Sequence[str] | None = None,
+    ) -> pl.DataFrame:
+        """OK measurements with `after < seq <= watermark`, ordered by seq.
+
+        Columns: seq Int64, measurement_id, device, workload_id, sketch_id, program_id (String), decisions List(Int32),
+        latency_s Float64, at Datetime(us, UTC). For use with `iter_samples` when they may not fit memory.
+        """
+
+    @abstractmethod
+    def iter_samples(
+        self,
+        *,
+        devices: Sequence[str] | None = None,
+        watermark: int | None = None,
+        after: int = 0,
+        batch_rows: int = 100_000,
+    ) -> Iterator[pl.DataFrame]:
+        """The same rows in the same order, at most `batch_rows` at a time, the store free between two frames."""
+
+    @abstractmethod
+    def measurements(
+        self, *, device: str | None = None, run_id: str | None = None, states: Sequence[str] | None = None
+    ) -> pl.DataFrame:
+        """All measurements, failures included, ordered by seq.
+
+        Columns of `samples` (without `decisions`) and run_id, state, error (String), run_secs List(Float64).
+        """
+
+    @abstractmethod
+    def measured_program_ids(self, device: str, workload_id: str) -> set[str]:
+        """Programs of the workload that were measured on the device, failures included."""
+
+    @abstractmethod
+    def best_programs(self, device: str, workload_ids: Sequence[str], *, top: int = 1) -> pl.DataFrame:
+        """The fastest programs per workload on that device (the device's own rows only), fastest first.
+
+        A program measured several times counts with its median latency. Columns: workload_id, program_id, sketch_id
+        (String), decisions List(Int32), latency_s Float64.
+        """
+
+    # -- runs -------------------------------------------------------------------------------------------------
+    @abstractmethod
+    def start_run(
+        self, kind: RunKind, *, device: str | None, params: Mapping[str, Any], owner: Mapping[str, Any]
+    ) -> str:
+        """Open a run in state RUNNING and return its id (a UUID4 hex)."""
+
+    @abstractmethod
+    def finish_run(
+        self, run_id: str, state: RunState, reason: str, result: Mapping[str, Any] | None = None
+    ) -> None:
+        """Close a run. Raises NotFoundError, InvalidInputError (finished already, or `state` is RUNNING)."""
+
+    @abstractmethod
+    def get_run(self, run_id: str) -> Run:
+        """The run. Raises NotFoundError."""
+
+    @abstractmethod
+    def list_runs(
+        self,
+        *,
+        kind: RunKind | None = None,
+        state: RunState | None = None,
+        device: str | None = None,
+        limit: int | None = None,
+    ) -> list[Run]:
+        """Runs, newest first."""
+
+    # -- tuning and models ------------------------------------------------------------------------------------
+    @abstractmethod
+    def add_tuning_results(self, results: Sequence[TuningResult]) -> None:
+        """Append the outcome of a tuning round."""
+
+    @abstractmethod
+    def tuning_results(
+        self, *, network: str | None = None, device: str | None = None, run_id: str | None = None
+    ) -> list[TuningResult]:
+        """Tuning results, oldest first."""
+
+    @abstractmethod
+    def add_model_event(self, event: ModelEvent) -> None:
+        """Append a move of an alias."""
+
+    @abstractmethod
+    def model_events(self, *, model: str | None = None, alias: str | None = None) -> list[ModelEvent]:
+        """Alias moves, oldest first."""

@@ -1,0 +1,300 @@
+"""Rows of the measurement store: frozen dataclasses and the enums of their states.
+
+Times are timezone-aware UTC datetimes, latencies seconds. A row that was returned never changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+
+class DeviceState(StrEnum):
+    """Where a device is in its life (see docs/architecture.md)."""
+
+    ENROLLED = "enrolled"
+    MEASURING = "measuring"
+    TRAINING = "training"
+    SERVING = "serving"
+    QUARANTINED = "quarantined"
+    RETIRED = "retired"
+
+
+class MeasurementState(StrEnum):
+    """The outcome of one measurement: a latency (OK) or an error, never both."""
+
+    OK = "OK"
+    BUILD_ERROR = "BUILD_ERROR"
+    RUN_ERROR = "RUN_ERROR"
+    TIMEOUT = "TIMEOUT"
+    WRONG_RESULT = "WRONG_RESULT"
+    DEVICE_LOST = "DEVICE_LOST"
+
+
+class RunKind(StrEnum):
+    """What a run does."""
+
+    BOOTSTRAP = "bootstrap"
+    MEASURE = "measure"
+    TRAIN = "train"
+    EVALUATE = "evaluate"
+    TUNE = "tune"
+    IMPORT = "import"
+
+
+class RunState(StrEnum):
+    """State of a run. RUNNING is the only unfinished one."""
+
+    RUNNING = "RUNNING"
+    DONE = "DONE"
+    SKIPPED = "SKIPPED"
+    FAILED = "FAILED"
+    INTERRUPTED = "INTERRUPTED"  # Ctrl-C or SIGTERM: it closed itself
+    CRASHED = "CRASHED"  # its process is gone; closed by the next start
+
+    def is_finished(self) -> bool:
+        """Whether the run accepts no more writes."""
+        return self is not RunState.RUNNING
+
+
+class Actor(StrEnum):
+    """Who moved an alias."""
+
+    PIPELINE = "pipeline"
+    PERSON = "person"
+
+
+def stable_id(*parts: str) -> str:
+    """Content hash used as a key: the first 16 bytes of SHA-256 over the parts, in hex."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.encode())
+        digest.update(b"\0")
+    return digest.hexdigest()[:32]
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys and no blanks: equal values give equal text."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+@dataclass(frozen=True)
+class Device:
+    """One piece of hardware programs are measured on.
+
+    Attributes:
+        name: `[a-z0-9][a-z0-9-_]{0,39}`.
+        target: TVM target as a dict, e.g. `{"kind": "llvm", "mcpu": "znver3", "num-cores": 2}`.
+        family: ISA family (`x86_64`, `aarch64`, `cuda`): one registered model each.
+        min_samples: OK samples needed before the device becomes a task.
+        facts: what was found at enrolment (CPU name, cores, versions, …).
+        endpoint: how it is reached: `{"kind": "local"}`, `{"kind": "rpc", "tracker": …, "key": …}`, or
+            `{"kind": "dataset"}` for a platform whose samples were imported and that cannot be measured here.
+        state: the newest state in its history.
+        enrolled_at: UTC.
+    """
+
+    name: str
+    target: Mapping[str, Any]
+    family: str
+    min_samples: int
+    facts: Mapping[str, Any]
+    endpoint: Mapping[str, Any]
+    state: DeviceState
+    enrolled_at: datetime
+
+
+@dataclass(frozen=True)
+class DeviceEvent:
+    """One change of a device's state, append-only."""
+
+    device: str
+    at: datetime
+    state: DeviceState
+    reason: str
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One subgraph (a TIR module).
+
+    Attributes:
+        workload_id: `stable_id("workload", str(structural hash), mod_json)`; see `Workload.make`.
+        name: readable, e.g. `fused_conv2d_add_relu`.
+        mod_json: the module in TVM's JSON (`tvm.ir.save_json`).
+        structural_hash: as TVM prints it, decimal text.
+        context: facts of the workload that an encoder may use: `{"flop": …, "args": [["float32", [1, 3, …]], …]}`.
+    """
+
+    workload_id: str
+    name: str
+    mod_json: str
+    structural_hash: str
+    context: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class NetworkTask:
+    """A workload's part in a network: it occurs `weight` times."""
+
+    workload_id: str
+    task: str
+    weight: int
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network and its tuning tasks.
+
+    Attributes:
+        holdout: held out from training and used for evaluation.
+        source: how to build it again, e.g. `builtin:resnet_18`, `torch:pkg.mod:factory`, `dataset:starter`.
+        tasks: the distinct subgraphs with their weights.
+    """
+
+    name: str
+    holdout: bool
+    source: str
+    added_at: datetime
+    tasks: tuple[NetworkTask, ...]
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """The schedule primitives of a design space with the decisions taken out.
+
+    Attributes:
+        sketch_id: `stable_id("sketch", workload_id, language, instructions_json)`.
+        language: `metaschedule` or `ansor`.
+        instructions_json: for `metaschedule`: JSON list of `[kind, inputs, attrs, outputs]`, everything before
+            `EnterPostproc` (not included). See `tlp.language.sketch`.
+        decision_width: number of integers in the decision vector of a program of this sketch.
+    """
+
+    sketch_id: str
+    workload_id: str
+    language: str
+    instructions_json: str
+    decision_width: int
+
+    @staticmethod
+    def make(workload_id: str, language: str, instructions_json: str, decision_width: int) -> Sketch:
+        """A sketch under its content key."""
+        return Sketch(
+            stable_id("sketch", workload_id, language, instructions_json),
+            workload_id,
+            language,
+            instructions_json,
+            decision_width,
+        )
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program: a sketch and its decisions, flattened to integers (`tlp.language.sketch` gives the order)."""
+
+    program_id: str
+    sketch_id: str
+    workload_id: str
+    decisions: tuple[int, ...]
+
+    @staticmethod
+    def make(sketch: Sketch, decisions: Sequence[int]) -> Program:
+        """A program under its content key."""
+        values = tuple(int(d) for d in decisions)
+        return Program(
+            stable_id("program", sketch.sketch_id, ",".join(map(str, values))),
+            sketch.sketch_id,
+            sketch.workload_id,
+            values,
+        )
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One program timed on one device.
+
+    Attributes:
+        run_secs: every repeat, seconds; empty unless OK.
+        latency_s: median of `run_secs`; None unless OK.
+        error: reason in one sentence; None if OK.
+    """
+
+    measurement_id: str
+    program_id: str
+    device: str
+    run_id: str
+    at: datetime
+    state: MeasurementState
+    run_secs: tuple[float, ...] = ()
+    latency_s: float | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class MeasurementBatch:
+    """What one transaction of a measuring run adds. Sketches and programs known already are left alone."""
+
+    sketches: Sequence[Sketch]
+    programs: Sequence[Program]
+    measurements: Sequence[Measurement]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a flow. `owner` tells whether its process still lives (pid and its start time)."""
+
+    run_id: str
+    kind: RunKind
+    device: str | None
+    params: Mapping[str, Any]
+    owner: Mapping[str, Any]
+    started_at: datetime
+    state: RunState
+    reason: str
+    finished_at: datetime | None
+    result: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TuningResult:
+    """The best program a tuning run knows for one task at the end of one round, append-only."""
+
+    run_id: str
+    network: str
+    device: str
+    workload_id: str
+    at: datetime
+    trials: int
+    failed: int
+    best_program_id: str | None
+    best_latency_s: float | None
+    model_version: str
+
+
+@dataclass(frozen=True)
+class ModelEvent:
+    """One move of an alias, append-only. Versions are the registry's numbers as text; None: no version."""
+
+    at: datetime
+    model: str
+    alias: str
+    from_version: str | None
+    to_version: str | None
+    by: Actor
+    reason: str
+
+
+@dataclass(frozen=True)
+class DeviceCounts:
+    """Samples of a device so far."""
+
+    samples_ok: int
+    samples_failed: int
+    first_at: datetime | None
+    last_at: datetime | None

@@ -1,0 +1,1 @@
+"""Schedule primitives as a language: sketches, decisions, vocabulary, encoders."""

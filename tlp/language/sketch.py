@@ -1,0 +1,151 @@
+"""A MetaSchedule trace as a sketch plus a vector of integers, and back.
+
+A trace is a list of instructions with decisions for its sampling instructions; everything before `EnterPostproc` was
+decided by the search, the rest follows (post-processors). The *sketch* is that first part with the decisions taken
+out; a *program* is a sketch and one integer vector. Both are plain JSON: this module needs no TVM.
+
+Decision vector, instruction by instruction in trace order (`DecisionSlot`):
+
+    SamplePerfectTile       n integers, the factors, outermost first (n = attrs[0]); also SamplePartitionedTile
+    SampleCategorical       1 integer, the index of the candidate (candidates = attrs[0])
+    SampleComputeLocation   1 integer, the loop index; -1 compute at root, -2 inline
+
+Source: `tvm/src/s_tir/schedule/trace.cc` (JSON form `[instructions, decisions]`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any
+
+from storage import Program, Sketch
+from tlp.errors import InvalidInputError
+
+LANGUAGE = "metaschedule"
+
+Instruction = list[Any]  # [kind, inputs, attrs, outputs]
+
+
+class DecisionKind(StrEnum):
+    """Which sampling instruction a slot belongs to."""
+
+    TILE = "SamplePerfectTile"
+    PARTITIONED_TILE = "SamplePartitionedTile"
+    CATEGORICAL = "SampleCategorical"
+    COMPUTE_LOCATION = "SampleComputeLocation"
+
+
+@dataclass(frozen=True)
+class DecisionSlot:
+    """Where the decision of one sampling instruction lies in the decision vector.
+
+    Attributes:
+        instruction: index into the sketch's instructions.
+        kind: the sampling primitive.
+        start: first position in the decision vector.
+        width: how many integers it takes.
+        candidates: values to choose from (SampleCategorical), else empty.
+        max_innermost_factor: limit of the innermost factor (tiles), else None.
+    """
+
+    instruction: int
+    kind: DecisionKind
+    start: int
+    width: int
+    candidates: tuple[float, ...] = ()
+    max_innermost_factor: int | None = None
+
+    @property
+    def stop(self) -> int:
+        """One past the last position."""
+        return self.start + self.width
+
+
+def decision_slots(instructions: Sequence[Instruction]) -> tuple[DecisionSlot, ...]:
+    """The slots of a list of instructions, in order."""
+    slots: list[DecisionSlot] = []
+    start = 0
+    for index, (kind, _inputs, attrs, _outputs) in enumerate(instructions):
+        if kind in (DecisionKind.TILE, DecisionKind.PARTITIONED_TILE):
+            slot = DecisionSlot(index, DecisionKind(kind), start, int(attrs[0]), (), int(attrs[-1]))
+        elif kind == DecisionKind.CATEGORICAL:
+            slot = DecisionSlot(index, DecisionKind.CATEGORICAL, start, 1, tuple(attrs[0]))
+        elif kind == DecisionKind.COMPUTE_LOCATION:
+            slot = DecisionSlot(index, DecisionKind.COMPUTE_LOCATION, start, 1)
+        else:
+            continue
+        slots.append(slot)
+        start = slot.stop
+    return tuple(slots)
+
+
+@lru_cache(maxsize=4096)
+def parse_sketch(instructions_json: str) -> tuple[tuple[Instruction, ...], tuple[DecisionSlot, ...]]:
+    """Instructions and decision slots of a stored sketch; cached, do not modify."""
+    instructions = tuple(json.loads(instructions_json))
+    return instructions, decision_slots(instructions)
+
+
+def split_trace(trace: Sequence[Any]) -> tuple[list[Instruction], dict[int, Any]]:
+    """Instructions and decisions before `EnterPostproc` of a trace in TVM's JSON form.
+
+    Args:
+        trace: `[instructions, decisions]` with `instructions` a list of `[kind, inputs, attrs, outputs]` and
+            `decisions` a list of `[instruction index, decision]`.
+
+    Raises:
+        InvalidInputError: not of that form.
+    """
+    try:
+        instructions, decisions = trace
+        end = next(
+            (i for i, inst in enumerate(instructions) if inst[0] == "EnterPostproc"), len(instructions)
+        )
+        return list(instructions[:end]), {int(i): d for i, d in decisions if int(i) < end}
+    except (TypeError, ValueError, IndexError, KeyError) as exc:
+        raise InvalidInputError(f"not a MetaSchedule trace: {exc}") from exc
+
+
+def from_trace(workload_id: str, trace: Sequence[Any]) -> tuple[Sketch, Program]:
+    """The sketch and the program of a trace in TVM's JSON form (`split_trace`).
+
+    Raises:
+        InvalidInputError: a sampling instruction has no decision, or one of the wrong length.
+    """
+    instructions, decisions = split_trace(trace)
+    vector: list[int] = []
+    slots = decision_slots(instructions)
+    for slot in slots:
+        value = decisions.get(slot.instruction)
+        values = value if isinstance(value, list) else [value]
+        if len(values) != slot.width or any(v is None for v in values):
+            raise InvalidInputError(
+                f"instruction {slot.instruction} ({slot.kind}) needs {slot.width} decision value(s), found {value!r}"
+            )
+        vector.extend(int(v) for v in values)
+    text = json.dumps(instructions, separators=(",", ":"))
+    sketch = Sketch.make(workload_id, LANGUAGE, text, len(vector))
+    return sketch, Program.make(sketch, vector)
+
+
+def to_trace(sketch: Sketch, decisions: Sequence[int]) -> list[Any]:
+    """`[instructions, decisions]` in TVM's JSON form; the inverse of `from_trace`.
+
+    Raises:
+        InvalidInputError: the vector has not the sketch's width.
+    """
+    if len(decisions) != sketch.decision_width:
+        raise InvalidInputError(
+            f"sketch {sketch.sketch_id} takes {sketch.decision_width} decisions, {len(decisions)} given"
+        )
+    instructions, slots = parse_sketch(sketch.instructions_json)
+    pairs: list[Any] = []
+    for slot in slots:
+        values = [int(v) for v in decisions[slot.start : slot.stop]]
+        tiled = slot.kind in (DecisionKind.TILE, DecisionKind.PARTITIONED_TILE)
+        pairs.append([slot.instruction, values if tiled else values[0]])
+    return [json.loads(json.dumps(instructions)), pairs]

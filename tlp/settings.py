@@ -1,0 +1,173 @@
+"""One typed settings object: `TLP_*` environment variables over `TLP_HOME/settings.toml` over defaults.
+
+Imports nothing heavy: `tlp --help` and `tlp status` read it.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from pathlib import Path
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from tlp.errors import InvalidInputError
+
+
+def _home() -> Path:
+    return Path(os.environ.get("TLP_HOME") or "~/.tlp").expanduser().absolute()
+
+
+class Settings(BaseSettings):
+    """Everything that can be set. Field `x` is the variable `TLP_X` or the key `x` in `settings.toml`."""
+
+    model_config = SettingsConfigDict(env_prefix="TLP_", extra="forbid", frozen=True)
+
+    home: Path = Field(default_factory=_home, description="Folder that holds everything the product writes.")
+
+    # -- store
+    store_lock_timeout_s: float = Field(60.0, gt=0, description="Longest wait for the store's lock, seconds.")
+
+    # -- services
+    mlflow_uri: str | None = Field(
+        None, description="MLflow tracking and registry URI; default: a SQLite file under TLP_HOME."
+    )
+    mlflow_port: int = Field(5000, ge=1, le=65535, description="Port of the MLflow server of `tlp up`.")
+    prefect_port: int = Field(4200, ge=1, le=65535, description="Port of the Prefect server of `tlp up`.")
+    bind_host: str = Field("127.0.0.1", description="Address the servers of `tlp up` listen on.")
+
+    # -- devices and measuring
+    min_samples: int = Field(
+        500_000,
+        ge=1,
+        description="OK samples a new device needs before it is trained as a task (paper: 500K).",
+    )
+    build_timeout_s: float = Field(
+        30.0, gt=0, description="Longest time one program may take to compile, seconds."
+    )
+    run_timeout_s: float = Field(
+        10.0, gt=0, description="Longest time one program may take to run, all repeats, seconds."
+    )
+    measure_number: int = Field(
+        1, ge=1, description="Runs averaged within one repeat (1: cache flush between runs)."
+    )
+    measure_repeat: int = Field(3, ge=1, description="Repeats kept per program.")
+    measure_workers: int = Field(1, ge=1, description="Worker processes per local device.")
+    measure_batch: int = Field(
+        32, ge=1, description="Programs per batch; a batch is committed in one transaction."
+    )
+
+    # -- training
+    seed: int = Field(0, ge=0, description="Seed of samplers, training and bootstrap.")
+    torch_threads: int = Field(0, ge=0, description="Threads torch may use; 0: one per physical core.")
+    torch_device: str = Field("cpu", description="torch device for training and scoring, e.g. cpu or cuda.")
+    train_epochs: int = Field(40, ge=1, description="Passes over the snapshot in one training.")
+    train_batch_groups: int = Field(16, ge=1, description="(device, workload) groups per optimiser step.")
+    train_learning_rate: float = Field(
+        7e-4, gt=0, description="Adam learning rate at the start (paper: 7e-4)."
+    )
+    retrain_min_new_samples: int = Field(
+        20_000, ge=1, description="New OK samples on a serving device that make a retraining due."
+    )
+
+    # -- gate
+    gate_max_other_drop: float = Field(
+        0.005, ge=0, description="Top-1 any other device may lose at promotion."
+    )
+    gate_bootstrap: int = Field(1000, ge=10, description="Bootstrap resamples of held-out tasks in the gate.")
+
+    # -- tuning
+    tune_trials: int = Field(
+        640, ge=1, description="Programs measured in one tuning run, all tasks together."
+    )
+    tune_batch: int = Field(10, ge=1, description="Programs measured per tuning round (paper: 10).")
+    tune_population: int = Field(512, ge=8, description="Population of the evolutionary search.")
+    tune_generations: int = Field(4, ge=0, description="Generations of the evolutionary search per round.")
+
+    @field_validator("home")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Constructor arguments, then the environment, then TLP_HOME/settings.toml."""
+        toml = TomlConfigSettingsSource(settings_cls, toml_file=_home() / "settings.toml")
+        return init_settings, env_settings, toml
+
+    # -- where things lie; nothing else builds a path under `home`
+    @property
+    def store_path(self) -> Path:
+        """The DuckDB file."""
+        return self.home / "store.duckdb"
+
+    @property
+    def locks_dir(self) -> Path:
+        """flock files: device-NAME.lock, train-FAMILY.lock, registry-init.lock."""
+        return self.home / "locks"
+
+    @property
+    def mlflow_dir(self) -> Path:
+        """mlflow.db and the artifacts folder."""
+        return self.home / "mlflow"
+
+    @property
+    def prefect_dir(self) -> Path:
+        """PREFECT_HOME of the servers and flows."""
+        return self.home / "prefect"
+
+    @property
+    def cache_dir(self) -> Path:
+        """Encoded features; can be deleted at any time."""
+        return self.home / "cache"
+
+    @property
+    def logs_dir(self) -> Path:
+        """Logs of the servers and workers."""
+        return self.home / "logs"
+
+    @property
+    def artifacts_dir(self) -> Path:
+        """Plots, reports and compiled libraries."""
+        return self.home / "artifacts"
+
+    @property
+    def mlflow_tracking_uri(self) -> str:
+        """The URI in force: `mlflow_uri`, or SQLite under `home` (always absolute)."""
+        return self.mlflow_uri or f"sqlite:///{self.mlflow_dir / 'mlflow.db'}"
+
+
+@lru_cache(maxsize=1)
+def get_settings() -> Settings:
+    """The settings of this process, read once.
+
+    Raises:
+        InvalidInputError: a variable or a key of settings.toml is not acceptable; all of them are named.
+    """
+    try:
+        return Settings()
+    except ValidationError as exc:
+        problems = "; ".join(
+            f"TLP_{'.'.join(str(p) for p in e['loc']).upper()}={e.get('input')!r}: {e['msg']}"
+            for e in exc.errors()
+        )
+        raise InvalidInputError(
+            f"settings are not acceptable: {problems}", next_command="tlp doctor"
+        ) from exc
+    except (OSError, ValueError) as exc:
+        raise InvalidInputError(
+            f"{_home() / 'settings.toml'} cannot be read: {exc}", next_command="tlp doctor"
+        ) from exc
