@@ -182,9 +182,7 @@ class MeasurementStore(ABC):
         """Open a run in state RUNNING and return its id (a UUID4 hex)."""
 
     @abstractmethod
-    def finish_run(
-        self, run_id: str, state: RunState, reason: str, result: Mapping[str, Any] | None = None
-    ) -> None:
+    def finish_run(self, run_id: str, state: RunState, reason: str, result: Mapping[str, Any] | None = None) -> None:
         """Close a run. Raises NotFoundError, InvalidInputError (finished already, or `state` is RUNNING)."""
 
     @abstractmethod

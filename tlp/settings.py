@@ -48,20 +48,14 @@ class Settings(BaseSettings):
         ge=1,
         description="OK samples a new device needs before it is trained as a task (paper: 500K).",
     )
-    build_timeout_s: float = Field(
-        30.0, gt=0, description="Longest time one program may take to compile, seconds."
-    )
+    build_timeout_s: float = Field(30.0, gt=0, description="Longest time one program may take to compile, seconds.")
     run_timeout_s: float = Field(
         10.0, gt=0, description="Longest time one program may take to run, all repeats, seconds."
     )
-    measure_number: int = Field(
-        1, ge=1, description="Runs averaged within one repeat (1: cache flush between runs)."
-    )
+    measure_number: int = Field(1, ge=1, description="Runs averaged within one repeat (1: cache flush between runs).")
     measure_repeat: int = Field(3, ge=1, description="Repeats kept per program.")
     measure_workers: int = Field(1, ge=1, description="Worker processes per local device.")
-    measure_batch: int = Field(
-        32, ge=1, description="Programs per batch; a batch is committed in one transaction."
-    )
+    measure_batch: int = Field(32, ge=1, description="Programs per batch; a batch is committed in one transaction.")
 
     # -- training
     seed: int = Field(0, ge=0, description="Seed of samplers, training and bootstrap.")
@@ -69,23 +63,17 @@ class Settings(BaseSettings):
     torch_device: str = Field("cpu", description="torch device for training and scoring, e.g. cpu or cuda.")
     train_epochs: int = Field(40, ge=1, description="Passes over the snapshot in one training.")
     train_batch_groups: int = Field(16, ge=1, description="(device, workload) groups per optimiser step.")
-    train_learning_rate: float = Field(
-        7e-4, gt=0, description="Adam learning rate at the start (paper: 7e-4)."
-    )
+    train_learning_rate: float = Field(7e-4, gt=0, description="Adam learning rate at the start (paper: 7e-4).")
     retrain_min_new_samples: int = Field(
         20_000, ge=1, description="New OK samples on a serving device that make a retraining due."
     )
 
     # -- gate
-    gate_max_other_drop: float = Field(
-        0.005, ge=0, description="Top-1 any other device may lose at promotion."
-    )
+    gate_max_other_drop: float = Field(0.005, ge=0, description="Top-1 any other device may lose at promotion.")
     gate_bootstrap: int = Field(1000, ge=10, description="Bootstrap resamples of held-out tasks in the gate.")
 
     # -- tuning
-    tune_trials: int = Field(
-        640, ge=1, description="Programs measured in one tuning run, all tasks together."
-    )
+    tune_trials: int = Field(640, ge=1, description="Programs measured in one tuning run, all tasks together.")
     tune_batch: int = Field(10, ge=1, description="Programs measured per tuning round (paper: 10).")
     tune_population: int = Field(512, ge=8, description="Population of the evolutionary search.")
     tune_generations: int = Field(4, ge=0, description="Generations of the evolutionary search per round.")
@@ -161,12 +149,9 @@ def get_settings() -> Settings:
         return Settings()
     except ValidationError as exc:
         problems = "; ".join(
-            f"TLP_{'.'.join(str(p) for p in e['loc']).upper()}={e.get('input')!r}: {e['msg']}"
-            for e in exc.errors()
+            f"TLP_{'.'.join(str(p) for p in e['loc']).upper()}={e.get('input')!r}: {e['msg']}" for e in exc.errors()
         )
-        raise InvalidInputError(
-            f"settings are not acceptable: {problems}", next_command="tlp doctor"
-        ) from exc
+        raise InvalidInputError(f"settings are not acceptable: {problems}", next_command="tlp doctor") from exc
     except (OSError, ValueError) as exc:
         raise InvalidInputError(
             f"{_home() / 'settings.toml'} cannot be read: {exc}", next_command="tlp doctor"

@@ -102,9 +102,7 @@ def split_trace(trace: Sequence[Any]) -> tuple[list[Instruction], dict[int, Any]
     """
     try:
         instructions, decisions = trace
-        end = next(
-            (i for i, inst in enumerate(instructions) if inst[0] == "EnterPostproc"), len(instructions)
-        )
+        end = next((i for i, inst in enumerate(instructions) if inst[0] == "EnterPostproc"), len(instructions))
         return list(instructions[:end]), {int(i): d for i, d in decisions if int(i) < end}
     except (TypeError, ValueError, IndexError, KeyError) as exc:
         raise InvalidInputError(f"not a MetaSchedule trace: {exc}") from exc
@@ -121,7 +119,7 @@ def from_trace(workload_id: str, trace: Sequence[Any]) -> tuple[Sketch, Program]
     slots = decision_slots(instructions)
     for slot in slots:
         value = decisions.get(slot.instruction)
-        values = value if isinstance(value, list) else [value]
+        values: list[Any] = value if isinstance(value, list) else [value]
         if len(values) != slot.width or any(v is None for v in values):
             raise InvalidInputError(
                 f"instruction {slot.instruction} ({slot.kind}) needs {slot.width} decision value(s), found {value!r}"
