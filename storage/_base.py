@@ -31,8 +31,7 @@ class MeasurementStore(ABC):
 
     **Append-only.** Nothing that was measured, decided or moved is ever changed or deleted. A device's state and a
     run's outcome are further rows (events); the newest is in force. A run is finished once: finishing it again, or
-    adding measurements to it afterwards, raises `UserError`… except `CRASHED`, which only the reaper writes and only
-    on runs that are still RUNNING.
+    adding measurements to it afterwards, raises `InvalidInputError`.
 
     **Content keys.** Workloads, sketches and programs are named by a hash of their content, so adding one twice adds
     nothing. Measurements carry a unique `measurement_id` made by the caller: handing the same batch in twice (a retry
@@ -54,9 +53,9 @@ class MeasurementStore(ABC):
 
     **Returned rows** are frozen and never change; frames are the caller's own copies.
 
-    **Errors.** `StoreVersionError` if a newer release wrote the store, `StoreCorruptError` if the file is no store or is
-    damaged, `StoreLockedError` as above, `NotFoundError` / `AlreadyExistsError` for names, `InvalidInputError` for
-    values. Nothing else escapes.
+    **Errors.** `StoreVersionError` if a newer release wrote the store, `StoreCorruptError` if the file is no store
+    or is damaged, `StoreLockedError` as above, `NotFoundError` / `AlreadyExistsError` for names,
+    `InvalidInputError` for values. Nothing else escapes.
     """
 
     # -- devices ----------------------------------------------------------------------------------------------
