@@ -1,0 +1,97 @@
+"""What goes into a runner, what comes out of it, and the contract between the two."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from storage import MeasurementState
+
+ArgInfo = tuple[str, tuple[int, ...]]
+"""dtype and shape of one argument, e.g. `("float32", (1, 3, 224, 224))`."""
+
+
+@dataclass(frozen=True)
+class MeasureInput:
+    """One program to build and time.
+
+    Attributes:
+        key: the caller's name for it; the outcome carries it back. Unique within one `Runner.measure` call.
+        module_json: the scheduled TIR module as `tvm.ir.save_json` text, its entry function called `main`, ready for
+            `tvm.compile` (weight-layout-rewrite blocks removed).
+        target: TVM target as a dict, e.g. `{"kind": "llvm", "mcpu": "znver3", "num-cores": 2}`.
+        args: arguments of `main` in order, outputs included. Layout rewriting changes the shapes of weights, so these
+            are the candidate's own, not the workload's.
+    """
+
+    key: str
+    module_json: str
+    target: Mapping[str, Any]
+    args: tuple[ArgInfo, ...]
+
+
+@dataclass(frozen=True)
+class MeasureOutcome:
+    """The result of one `MeasureInput`: run times or an error, never both.
+
+    Attributes:
+        key: of the input.
+        state: OK, BUILD_ERROR, RUN_ERROR, TIMEOUT, WRONG_RESULT or DEVICE_LOST.
+        run_secs: seconds of every repeat (finite, > 0) if OK, else empty.
+        error: None if OK, else the reason in one line.
+        build_s: wall time of the build in seconds, as far as it got.
+        run_s: wall time of running in seconds, argument set-up included, as far as it got.
+    """
+
+    key: str
+    state: MeasurementState
+    run_secs: tuple[float, ...]
+    error: str | None
+    build_s: float
+    run_s: float
+
+
+class Runner(ABC):
+    """Builds programs and times them on one device.
+
+    **One outcome per input.** `measure` yields exactly one outcome for every input it took, under the input's key, in
+    the order of completion, which may differ from the order of the inputs.
+
+    **Lazy.** Inputs are pulled when there is room to work on them, never more than `2 * workers` ahead of the outcomes
+    that were yielded; a caller may pass an endless iterator and stop. After the caller abandons the iterator (or an
+    exception ends it), what was in flight is thrown away and the runner can be used again. One `measure` at a time.
+
+    **Bad programs are outcomes.** A program that does not compile, crashes, hangs or runs too long never raises and never
+    spoils another one's outcome: its state says what happened and `error` why.
+        BUILD_ERROR  the compiler refused it or died over it
+        RUN_ERROR    it raised or its process died while it ran
+        TIMEOUT      the build or the run took longer than its limit
+        DEVICE_LOST  the device went away while the program was on it
+
+    **Value or error.** OK outcomes have at least one repeat, all of them finite and positive seconds; others have none.
+
+    **Errors.** `DeviceError` when nothing can be measured at all (worker processes do not start, the device does not
+    answer); `InvalidInputError` when the runner was closed or is in use. Exceptions of the inputs' iterator pass through
+    unchanged.
+
+    **Closing** ends all processes and connections. It may be called more than once, and at any time.
+    """
+
+    @abstractmethod
+    def measure(self, inputs: Iterable[MeasureInput]) -> Iterator[MeasureOutcome]:
+        """Build and time every input; see the class."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything; see the class."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
