@@ -124,7 +124,8 @@ class Workload:
     """One subgraph (a TIR module).
 
     Attributes:
-        workload_id: `stable_id("workload", str(structural hash), mod_json)`; see `Workload.make`.
+        workload_id: `stable_id("workload", mod_json)`; see `Workload.make`. The structural hash is not part of it:
+            it changes between TVM releases.
         name: readable, e.g. `fused_conv2d_add_relu`.
         mod_json: the module in TVM's JSON (`tvm.ir.save_json`).
         structural_hash: as TVM prints it, decimal text.
@@ -136,6 +137,11 @@ class Workload:
     mod_json: str
     structural_hash: str
     context: Mapping[str, Any]
+
+    @staticmethod
+    def make(name: str, mod_json: str, structural_hash: str, context: Mapping[str, Any]) -> Workload:
+        """A workload under its content key."""
+        return Workload(stable_id("workload", mod_json), name, mod_json, structural_hash, context)
 
 
 @dataclass(frozen=True)
