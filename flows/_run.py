@@ -1,0 +1,109 @@
+"""Running a flow with or without a Prefect server, the same function body either way."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import httpx
+from prefect import Flow, Task
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.context import FlowRunContext
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_HOME,
+    PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
+    temporary_settings,
+)
+
+from tlp import runs, services
+from tlp.home import open_home
+from tlp.settings import Settings, get_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from storage import MeasurementStore
+
+_PROBE_TIMEOUT_S = 2.0
+
+
+def api_url(settings: Settings) -> str | None:
+    """The Prefect API to report to: PREFECT_API_URL, else the server of `tlp up`; None if none of them answers."""
+    for url in (os.environ.get("PREFECT_API_URL"), services.prefect_api_url(settings)):
+        if url and _answers(url):
+            return url
+    return None
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url.rstrip('/')}/health", timeout=_PROBE_TIMEOUT_S).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
+
+
+def call(flow: Flow[..., Any], **params: Any) -> Any:
+    """Run a flow and return its result, tracked by Prefect if a server answers, as a plain function otherwise.
+
+    Args:
+        flow: the flow.
+        params: its parameters, plain JSON types.
+    """
+    if FlowRunContext.get() is not None:  # inside a tracked flow: a subflow of it
+        return flow(**params)
+    settings = get_settings()
+    url = api_url(settings)
+    if url is None:
+        return flow.fn(**params)
+    with tracking(settings, url):
+        return flow(**params)
+
+
+@contextmanager
+def tracking(settings: Settings, url: str) -> Iterator[None]:
+    """Send the flows of the body to that Prefect API."""
+    overrides = {
+        PREFECT_API_URL: url,
+        PREFECT_HOME: settings.prefect_dir,
+        PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: False,
+    }
+    with temporary_settings(overrides):
+        yield
+
+
+def step(task: Task[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a stage: as a task of the flow run if there is one, as a plain function otherwise.
+
+    (A task called outside a run would start a Prefect server of its own.)
+    """
+    return task(*args, **kwargs) if FlowRunContext.get() is not None else task.fn(*args, **kwargs)
+
+
+def begin() -> tuple[Settings, MeasurementStore]:
+    """What every flow starts with: settings, the store, and runs of dead processes closed."""
+    settings = get_settings()
+    store = open_home(settings)
+    runs.reap(store)
+    return settings, store
+
+
+def table(key: str, rows: Sequence[Mapping[str, Any]], description: str) -> None:
+    """Keep a table with the flow run, if there is one."""
+    if FlowRunContext.get() is not None and rows:
+        create_table_artifact([dict(row) for row in rows], key=_key(key), description=description)
+
+
+def markdown(key: str, text: str, description: str) -> None:
+    """Keep a page with the flow run, if there is one."""
+    if FlowRunContext.get() is not None:
+        create_markdown_artifact(text, key=_key(key), description=description)
+
+
+def _key(text: str) -> str:
+    """Prefect takes a-z, 0-9 and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

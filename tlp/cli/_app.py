@@ -1,0 +1,62 @@
+"""The typer application: groups and commands put together."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Annotated
+
+import typer
+
+from tlp import __version__
+from tlp.cli import (
+    demo,
+    device,
+    doctor,
+    evaluate,
+    exchange,
+    measure,
+    model,
+    network,
+    services,
+    status,
+    train,
+    tune,
+)
+from tlp.cli._output import JsonOption, state
+
+
+def build() -> typer.Typer:
+    """The whole application."""
+    app = typer.Typer(
+        name="tlp",
+        help="Keeps tensor-program cost models true on a fleet of devices.",
+        epilog="Example: tlp demo",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+    )
+    app.callback()(_root)
+    for module in (doctor, demo, services, status, measure, train, evaluate, tune):
+        module.register(app)
+    for sub in (device.app(), network.app(), model.app(), exchange.import_app(), exchange.export_app()):
+        app.add_typer(sub)
+    return app
+
+
+def _root(
+    json_output: JsonOption = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what is done on stderr.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+    state.json = json_output
+    state.verbose = verbose
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO if verbose else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )

@@ -1,0 +1,105 @@
+"""The one place where errors become messages and exit codes (the tree is in tlp/errors.py)."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import typer
+
+from tlp.errors import InternalError, InvalidInputError, TlpError
+from tlp.settings import get_settings
+
+_INTERRUPTED = 130  # 128 + SIGINT
+_PIPE_CLOSED = 141  # 128 + SIGPIPE, what a shell reports for `tlp … | head`
+_NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR}
+
+
+@dataclass
+class Outcome:
+    """What the process will exit with."""
+
+    exit_code: int = 0
+
+
+@contextmanager
+def reporting(*, as_json: bool) -> Iterator[Outcome]:
+    """Turn whatever the body raises into one message on stderr and an exit code."""
+    outcome = Outcome()
+    try:
+        yield outcome
+    except TlpError as exc:
+        outcome.exit_code = _report(exc, as_json=as_json)
+    except typer.TyperException as exc:  # a usage error: exit code 2
+        command = getattr(getattr(exc, "ctx", None), "command_path", "tlp")
+        usage = InvalidInputError(exc.format_message(), next_command=f"{command} --help")
+        _print(usage, "UsageError", as_json=as_json)
+        outcome.exit_code = exc.exit_code
+    except typer.Exit as exc:
+        outcome.exit_code = exc.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        outcome.exit_code = _INTERRUPTED
+        _print(InvalidInputError("interrupted"), "Interrupted", as_json=as_json)
+    except BrokenPipeError:
+        outcome.exit_code = _PIPE_CLOSED
+        # the interpreter flushes stdout once more at exit and would complain then
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+    except OSError as exc:
+        if exc.errno in _NOT_WRITABLE:
+            outcome.exit_code = _report(_not_writable(exc), as_json=as_json)
+        else:
+            outcome.exit_code = _unexpected(exc, as_json=as_json)
+    except Exception as exc:  # noqa: BLE001  the last handler of the process
+        outcome.exit_code = _unexpected(exc, as_json=as_json)
+
+
+def _not_writable(exc: OSError) -> TlpError:
+    where = exc.filename or "a file"
+    return InvalidInputError(
+        f"{where} cannot be written: {exc.strerror} (TLP_HOME holds everything this program writes)",
+        next_command="tlp doctor",
+    )
+
+
+def _report(exc: TlpError, *, as_json: bool) -> int:
+    if isinstance(exc, InternalError):
+        return _unexpected(exc, as_json=as_json)
+    _print(exc, type(exc).__name__, as_json=as_json)
+    return exc.exit_code
+
+
+def _unexpected(exc: Exception, *, as_json: bool) -> int:
+    """A fault of ours: the traceback goes to a file, the person gets one line."""
+    text = "".join(traceback.format_exception(exc))
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+    try:
+        folder = get_settings().logs_dir
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"error-{stamp}.log"
+        path.write_text(f"{' '.join(sys.argv)}\n{text}")
+        where = f"traceback in {path}"
+    except (OSError, TlpError) as log_error:
+        sys.stderr.write(text)
+        where = f"no log file could be written: {log_error}"
+    first_line = str(exc).splitlines()[0] if str(exc) else ""
+    wrapped = InternalError(f"{type(exc).__name__}: {first_line} ({where})", next_command="tlp doctor")
+    _print(wrapped, type(exc).__name__, as_json=as_json)
+    return InternalError.exit_code
+
+
+def _print(exc: TlpError, kind: str, *, as_json: bool) -> None:
+    if as_json:
+        body = {"error": exc.message, "class": kind, "next_command": exc.next_command}
+        sys.stderr.write(json.dumps(body) + "\n")
+    else:
+        sys.stderr.write(f"error: {exc.message}\n")
+        if exc.next_command:
+            sys.stderr.write(f"try:   {exc.next_command}\n")
+    sys.stderr.flush()

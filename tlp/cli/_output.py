@@ -1,0 +1,166 @@
+"""How a command's answer leaves the process: JSON or text on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import io
+import json
+import math
+import os
+import sys
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import asdict, dataclass, is_dataclass
+from datetime import UTC, date, datetime
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the answer as JSON, and nothing else, on stdout.")]
+
+
+@dataclass(frozen=True)
+class Output:
+    """A command's answer.
+
+    Attributes:
+        data: what `--json` prints; see `jsonable`.
+        text: builds what a person sees; called only without `--json`, so that rich is imported only then.
+        exit_code: of the process.
+    """
+
+    data: Any
+    text: Callable[[], RenderableType | Sequence[RenderableType]]
+    exit_code: int = 0
+
+
+@dataclass
+class _State:
+    """Options given before the last command word (`tlp --json status`, `tlp device --json list`)."""
+
+    json: bool = False
+    verbose: bool = False
+
+
+state = _State()
+
+
+def jsonable(value: Any) -> Any:
+    """Plain JSON types: times as ISO 8601 UTC, enums by value, dataclasses as objects, NaN and infinities as null."""
+    if value is None or isinstance(value, bool | int | str) and not isinstance(value, Enum):
+        return value
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    if isinstance(value, date | Path):
+        return str(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return jsonable(asdict(value))
+    if isinstance(value, Mapping):
+        return {str(k): jsonable(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [jsonable(v) for v in value]
+    if hasattr(value, "item"):  # numpy scalars, without importing numpy
+        return jsonable(value.item())
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def console(stream: TextIO) -> Console:
+    """A rich console on that stream; 120 columns when it is not a terminal, so that tables are never cut to 80."""
+    from rich.console import Console
+
+    return Console(file=stream, width=None if stream.isatty() else 120, soft_wrap=False, highlight=False)
+
+
+def emit(output: Output, *, as_json: bool, stream: TextIO) -> None:
+    """Print the answer on `stream`."""
+    if as_json:
+        stream.write(json.dumps(jsonable(output.data), indent=2, allow_nan=False) + "\n")
+    else:
+        parts = output.text()
+        single = isinstance(parts, str) or not isinstance(parts, Sequence)
+        out = console(stream)
+        for part in [parts] if single else parts:
+            out.print(part, markup=False) if isinstance(part, str) else out.print(part)
+    stream.flush()
+
+
+@contextmanager
+def answers_only() -> Iterator[TextIO]:
+    """Keep stdout for the answer: yields a stream to it while everything else that writes to stdout goes to stderr.
+
+    Libraries and child processes print there (MLflow, TVM, LLVM), so the file descriptor is turned as well, where
+    there is one (there is none under a test's capture).
+    """
+    target = sys.stdout
+    try:
+        is_fd_1 = target.fileno() == 1
+    except (io.UnsupportedOperation, AttributeError, ValueError):
+        is_fd_1 = False
+    if not is_fd_1:
+        with redirect_stdout(sys.stderr):
+            yield target
+        return
+    target.flush()
+    saved = os.dup(1)
+    answer = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
+    try:
+        os.dup2(2, 1)
+        with redirect_stdout(sys.stderr):
+            yield answer
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
+        try:
+            answer.close()
+        except BrokenPipeError:
+            pass  # the reader went away; the write before this has told so already
+
+
+def command(app: typer.Typer, name: str, *, example: str) -> Callable[[Callable[..., Output]], Callable[..., None]]:
+    """Register a function that returns an `Output` as a command with `--json` and an example in its help."""
+
+    def register(function: Callable[..., Output]) -> Callable[..., None]:
+        hints = typing.get_type_hints(function, include_extras=True)
+        parameters = [
+            p.replace(annotation=hints[p.name]) for p in inspect.signature(function).parameters.values()
+        ]
+        flag = inspect.Parameter("json_output", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=JsonOption)
+
+        @functools.wraps(function)
+        def run(*args: Any, json_output: bool = False, **kwargs: Any) -> None:
+            with answers_only() as stream:
+                output = function(*args, **kwargs)
+                emit(output, as_json=json_output or state.json, stream=stream)
+            if output.exit_code:
+                raise typer.Exit(output.exit_code)
+
+        del run.__wrapped__  # type: ignore[attr-defined]  # typer would read the inner signature
+        run.__signature__ = inspect.Signature([*parameters, flag])  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in [*parameters, flag]}
+        doc = inspect.getdoc(function) or ""
+        app.command(name, help=doc, short_help=doc.splitlines()[0] if doc else None, epilog=f"Example: {example}")(run)
+        return run
+
+    return register
+
+
+def group(name: str, help_text: str) -> typer.Typer:
+    """A command group that takes `--json` before its subcommand too."""
+    app = typer.Typer(name=name, help=help_text, no_args_is_help=True, rich_markup_mode="rich")
+
+    def remember(json_output: JsonOption = False) -> None:
+        state.json = state.json or json_output
+
+    app.callback()(remember)
+    return app

@@ -1,0 +1,115 @@
+"""`tlp device`: enroll, list, show, retire, resume."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from tlp.cli._context import open_all
+from tlp.cli._output import Output, command, group
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Device name.")]
+
+
+def app() -> typer.Typer:
+    """The group."""
+    sub = group("device", "The devices of the fleet.")
+    command(sub, "enroll", example="tlp device enroll workstation --min-samples 20000")(enroll)
+    command(sub, "list", example="tlp device list --json")(list_devices)
+    command(sub, "show", example="tlp device show workstation")(show)
+    command(sub, "retire", example='tlp device retire workstation --reason "sold"')(retire)
+    command(sub, "resume", example="tlp device resume workstation")(resume)
+    return sub
+
+
+def enroll(
+    name: Name,
+    target: Annotated[
+        str | None,
+        typer.Option(help="TVM target as JSON, or an LLVM mcpu such as x86-64-v3; default: what this machine is."),
+    ] = None,
+    min_samples: Annotated[
+        int | None, typer.Option(help="OK samples before the device becomes a task of the model (default 500000).")
+    ] = None,
+    tracker: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="RPC tracker (not in this release).")] = None,
+    key: Annotated[str | None, typer.Option(help="Key of the device at the tracker (not in this release).")] = None,
+) -> Output:
+    """Enroll this machine as a device.
+
+    Finds the target (or checks the one given), compiles a small kernel for it and runs it, and only then writes the
+    device down: a target this CPU cannot run is refused.
+    """
+    from tlp import enroll as logic
+    from tlp.errors import UserError
+    from tlp.report import tables
+
+    if tracker or key:
+        raise UserError(
+            "remote devices are not supported in this release: --tracker and --key cannot be used",
+            next_command=f"tlp device enroll {name}",
+        )
+    settings, store = open_all()
+    device = logic.enroll(store, settings, name, target=target, min_samples=min_samples)
+    detail = _detail(device.name)
+    return Output(detail, lambda: [tables.device_detail(detail), f"next: tlp measure {name} --samples 100"])
+
+
+def list_devices() -> Output:
+    """List the devices with their states and quotas."""
+    from tlp import status
+    from tlp.report import tables
+
+    rows = status.collect(*open_all())["devices"]
+    return Output(rows, lambda: tables.devices(rows))
+
+
+def show(name: Name) -> Output:
+    """Show one device: state, quota, target, facts and history."""
+    from tlp.report import tables
+
+    detail = _detail(name)
+    return Output(detail, lambda: tables.device_detail(detail))
+
+
+def retire(
+    name: Name, reason: Annotated[str, typer.Option(help="Why; goes into its history.")] = "retired by a person"
+) -> Output:
+    """Give a device no new work; its samples and its head in the model are kept."""
+    return _set_state(name, "retired", reason)
+
+
+def resume(
+    name: Name, reason: Annotated[str, typer.Option(help="Why; goes into its history.")] = "resumed by a person"
+) -> Output:
+    """Take a retired or quarantined device back into work."""
+    from tlp.errors import UserError
+
+    _settings, store = open_all()
+    device = store.get_device(name)
+    if device.state not in ("retired", "quarantined"):
+        raise UserError(
+            f"device {name!r} is {device.state.value}, only a retired or quarantined one can be resumed",
+            next_command=f"tlp device show {name}",
+        )
+    working = {"measuring": "enrolled", "training": "enrolled", "retired": "enrolled", "quarantined": "enrolled"}
+    before = [e.state.value for e in store.device_events(name) if e.state not in ("retired", "quarantined")]
+    # back to serving if it was, else to the start of its life; a run that was under way then is over
+    last = before[-1] if before else "enrolled"
+    return _set_state(name, working.get(last, last), reason)
+
+
+def _set_state(name: str, new: str, reason: str) -> Output:
+    from storage import DeviceState
+    from tlp.report import tables
+
+    _settings, store = open_all()
+    store.set_device_state(name, DeviceState(new), reason)
+    detail = _detail(name)
+    return Output(detail, lambda: tables.device_detail(detail))
+
+
+def _detail(name: str) -> dict[str, Any]:
+    from tlp import status
+
+    return status.device_detail(*open_all(), name)

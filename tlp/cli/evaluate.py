@@ -1,0 +1,30 @@
+"""`tlp evaluate`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tlp.cli._context import open_all
+from tlp.cli._output import Output, command
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    command(app, "evaluate", example="tlp evaluate --model champion --baseline random")(evaluate)
+
+
+def evaluate(
+    model: Annotated[str, typer.Option(help="champion or a version number.")] = "champion",
+    baseline: Annotated[str, typer.Option(help="Baselines to compare with, comma-separated: random.")] = "random",
+    family: Annotated[str | None, typer.Option(help="ISA family; default: every one with devices.")] = None,
+) -> Output:
+    """Top-1 and top-5 of a model version on the held-out networks, per device, beside baselines."""
+    from tlp import evaluation
+    from tlp.report import tables
+
+    settings, store = open_all()
+    names = [name.strip() for name in baseline.split(",") if name.strip()]
+    report = evaluation.evaluate_version(store, settings, ref=model, baselines=names, family=family)
+    return Output(report, lambda: tables.evaluation(report))

@@ -1,0 +1,27 @@
+"""`tlp measure`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tlp.cli._context import launch
+from tlp.cli._output import Output, command
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    command(app, "measure", example="tlp measure workstation --samples 500")(measure)
+
+
+def measure(
+    device: Annotated[str, typer.Argument(metavar="DEVICE", help="Device to measure on.")],
+    samples: Annotated[int, typer.Option(min=1, help="Programs to measure.")],
+    sampler: Annotated[str, typer.Option(help="How programs are chosen: random.")] = "random",
+) -> Output:
+    """Measure new programs of all workloads on a device; every batch is stored at once."""
+    from tlp.report import tables
+
+    report = launch("measure", device=device, samples=samples, sampler=sampler)
+    return Output(report, lambda: tables.measure_report(report))

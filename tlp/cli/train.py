@@ -1,0 +1,29 @@
+"""`tlp train`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tlp.cli._context import launch
+from tlp.cli._output import Output, command
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    command(app, "train", example="tlp train --device workstation")(train)
+
+
+def train(
+    device: Annotated[
+        str | None, typer.Option(help="Device that shall become (or stay) a task; default: every family that is due.")
+    ] = None,
+    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Do not start from the champion.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done and why, and do nothing.")] = False,
+) -> Output:
+    """Train MTL-TLP, evaluate it on the held-out networks, register it, and promote it if it passes the gate."""
+    from tlp.report import tables
+
+    report = launch("retrain", device=device, from_scratch=from_scratch, dry_run=dry_run, force=device is not None)
+    return Output(report, lambda: tables.train_report(report))

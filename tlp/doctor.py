@@ -1,0 +1,167 @@
+"""`tlp doctor`: one check per thing that can be wrong with an installation, each with what to type if it is.
+
+A check returns its detail, or raises: `TlpError` (its message and next command are shown) or `_SkippedError`. Checks
+do not stop each other and change nothing, except that TLP_HOME and the store are made if they are not there.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from packaging.requirements import Requirement
+
+from storage import MeasurementStore, RunState, open_store
+from tlp import home, registry_view, runs, services
+from tlp.errors import InvalidInputError, TlpError, UserError
+from tlp.settings import Settings, get_settings
+
+_DISTRIBUTION = "tlp-fleet"
+_PYTHON = (3, 11)
+_REINSTALL = "make .venv"
+_INTEGRITY_LIMIT_ROWS = 200_000
+
+
+class _SkippedError(Exception):
+    """The check does not apply here; the text says why."""
+
+
+Check = Callable[[], str]
+
+
+def run_checks() -> list[dict[str, Any]]:
+    """Run all checks: rows with `check`, `status` (pass, fail, skip), `detail`, `fix` (None unless it failed)."""
+    rows = []
+    for name, check in _checks():
+        try:
+            status, detail, fix = "pass", check(), None
+        except _SkippedError as exc:
+            status, detail, fix = "skip", str(exc), None
+        except TlpError as exc:
+            status, detail, fix = "fail", exc.message, exc.next_command
+        except Exception as exc:  # noqa: BLE001  a check that breaks is a finding, and the others must run
+            status, detail, fix = "fail", f"{type(exc).__name__}: {exc}", None
+        rows.append({"check": name, "status": status, "detail": detail, "fix": fix})
+    return rows
+
+
+def _checks() -> list[tuple[str, Check]]:
+    checks: list[tuple[str, Check]] = [
+        ("python", python_version),
+        ("packages", package_versions),
+        ("settings", lambda: f"TLP_HOME={get_settings().home}"),
+        ("home", lambda: _home(get_settings())),
+        ("store", lambda: _store(get_settings())),
+        ("cpu target", _cpu_target),
+        ("measuring", lambda: _measuring(get_settings())),
+        ("torch", lambda: _torch(get_settings())),
+        ("registry", lambda: _registry(get_settings())),
+        ("services", lambda: _services(get_settings())),
+        ("prefect server", lambda: _prefect(get_settings())),
+        ("worker", lambda: _worker(get_settings())),
+        ("runs", lambda: _dead_runs(get_settings())),
+        ("locks", lambda: _locks(get_settings())),
+        ("worker processes", lambda: _orphans(get_settings())),
+    ]
+    return checks
+
+
+# -- installation ---------------------------------------------------------------------------------------------
+def python_version() -> str:
+    """The interpreter is the tested one."""
+    if sys.version_info[:2] != _PYTHON:
+        raise InvalidInputError(
+            f"Python {platform.python_version()} runs this, {_PYTHON[0]}.{_PYTHON[1]} is what it is tested with",
+            next_command="make .venv PYTHON=python3.11",
+        )
+    return platform.python_version()
+
+
+def package_versions() -> str:
+    """Every requirement of this package is installed in a version that it names."""
+    wrong, shown = [], []
+    for text in importlib.metadata.requires(_DISTRIBUTION) or []:
+        requirement = Requirement(text)
+        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            version = importlib.metadata.version(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            wrong.append(f"{requirement.name} is missing")
+            continue
+        if not requirement.specifier.contains(version, prereleases=True):
+            wrong.append(f"{requirement.name} {version} is not {requirement.specifier}")
+        if requirement.name in ("apache-tvm", "apache-tvm-ffi", "torch", "mlflow", "prefect", "duckdb"):
+            shown.append(f"{requirement.name} {version}")
+    if wrong:
+        raise InvalidInputError("; ".join(wrong), next_command=_REINSTALL)
+    return ", ".join(shown)
+
+
+# -- home and store -------------------------------------------------------------------------------------------
+def _home(settings: Settings) -> str:
+    return f"{settings.home} can be written, {home.check_home(settings) / 1024**3:.1f} GiB free"
+
+
+def _open(settings: Settings) -> MeasurementStore:
+    try:
+        return home.open_home(settings)
+    except UserError as exc:
+        raise _SkippedError("needs a TLP_HOME that can be written") from exc
+
+
+def _store(settings: Settings) -> str:
+    store = _open(settings)
+    counts = store.device_counts()
+    samples = sum(c.samples_ok + c.samples_failed for c in counts.values())
+    if samples <= _INTEGRITY_LIMIT_ROWS:
+        store.measurements()  # a damaged block shows only when it is read
+    return f"{settings.store_path}: {len(counts)} devices, {samples} measurements"
+
+
+# -- compiling, measuring, training ---------------------------------------------------------------------------
+def _cpu_target() -> str:
+    from tlp.programs import targets
+
+    target = targets.detect_local_target()
+    masked = [feature for feature in target.get("mattr", []) if feature.startswith("-")]
+    note = f"; {len(masked)} features that {target['mcpu']} implies are switched off here" if masked else ""
+    return f"mcpu {target.get('mcpu')}, {target.get('num-cores')} cores{note}"
+
+
+def _measuring(settings: Settings) -> str:
+    from storage import MeasurementState
+    from tlp import enroll
+    from tlp.measure.endpoint import open_runner
+
+    device = enroll.local_device(settings, "doctor")
+    with open_runner(device, settings) as runner:
+        outcome = enroll.probe(device.target, runner)
+    if outcome.state is not MeasurementState.OK:
+        raise InvalidInputError(f"the probe kernel ended with {outcome.state}: {outcome.error}")
+    return f"the probe kernel was built in {outcome.build_s:.2f} s and ran in {min(outcome.run_secs) * 1e6:.1f} us"
+
+
+def _torch(settings: Settings) -> str:
+    import torch
+
+    try:
+        torch.ones(1, device=settings.torch_device)
+    except (RuntimeError, AssertionError) as exc:
+        first = str(exc).splitlines()[0]
+        raise InvalidInputError(
+            f"torch cannot use TLP_TORCH_DEVICE={settings.torch_device}: {first}", next_command="export TLP_TORCH_DEVICE=cpu"
+        ) from exc
+    return f"torch {torch.__version__} on {settings.torch_device}, {torch.get_num_threads()} threads"
+
+
+# -- services -------------------------------------------------------------------------------------------------
+def _registry(settings: Settings) -> str:
+    rows, warning = registry_view.models(settings, _open(settings))
+    if warning:
+        raise InvalidInputError(warning.rsplit(":", 1)[0], next_command="tlp up")
+    named = ", ".join(f"{row['name']} champion {row['champion_version'] or 'none'}" for row in rows)
+    return f"{settings.mlflow_tracking_uri}: {named or 'no models yet'}"

@@ -1,0 +1,108 @@
+"""A quick look at the registered models without importing mlflow (1.3 s): what `tlp status` shows.
+
+Asks MLflow's REST API where a server is, reads the SQLite file where none is, and says so when neither answers. Only
+reads; everything that changes a model goes through `tlp.registry`.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from storage import MeasurementStore
+from tlp.settings import Settings
+
+_TIMEOUT_S = 1.5
+_PREFIX = "mtl-tlp-"
+_CHAMPION = "champion"
+
+
+@dataclass
+class _Model:
+    versions: int = 0
+    aliases: dict[str, str] = field(default_factory=dict)
+
+
+def models(settings: Settings, store: MeasurementStore) -> tuple[list[dict[str, Any]], str | None]:
+    """The models with `name`, `champion_version`, `versions` and `pins` (device → version), and a warning or None.
+
+    Versions are numbers as text. If the registry does not answer, champions are those of the recorded history and
+    `versions` is None.
+    """
+    warning = None
+    found: Mapping[str, _Model] | None
+    try:
+        found = _ask(settings)
+    except (httpx.HTTPError, sqlite3.Error, ValueError, KeyError) as exc:
+        found = None
+        warning = f"the registry at {_shown(settings)} cannot be read ({type(exc).__name__}): tlp doctor"
+    if found is None:
+        return _from_history(store), warning
+    rows = [_row(name, model.aliases, model.versions) for name, model in sorted(found.items())]
+    return rows, warning
+
+
+def _row(name: str, aliases: Mapping[str, str], versions: int | None) -> dict[str, Any]:
+    pins = {a.removeprefix(f"{_CHAMPION}-"): v for a, v in aliases.items() if a.startswith(f"{_CHAMPION}-")}
+    return {"name": name, "champion_version": aliases.get(_CHAMPION), "versions": versions, "pins": pins}
+
+
+def _shown(settings: Settings) -> str:
+    return settings.mlflow_tracking_uri.rsplit("@", 1)[-1]
+
+
+def _ask(settings: Settings) -> dict[str, _Model]:
+    uri = settings.mlflow_tracking_uri
+    if uri.startswith(("http://", "https://")):
+        return _rest(uri.rstrip("/"))
+    if not uri.startswith("sqlite:///"):
+        raise ValueError(f"{uri} is neither a server nor a SQLite file")
+    path = settings.mlflow_dir / "mlflow.db" if settings.mlflow_uri is None else uri.removeprefix("sqlite:///")
+    return _sqlite(str(path)) if _exists(str(path)) else {}
+
+
+    from pathlib import Path
+
+def _rest(base: str) -> dict[str, _Model]:
+    found: dict[str, _Model] = {}
+    api = f"{base}/api/2.0/mlflow"
+    with httpx.Client(timeout=_TIMEOUT_S) as client:
+        answer = client.get(f"{api}/registered-models/search", params={"filter": f"name LIKE '{_PREFIX}%'"})
+        for model in answer.raise_for_status().json().get("registered_models", []):
+            name = str(model["name"])
+            aliases = {str(a["alias"]): str(a["version"]) for a in model.get("aliases", [])}
+            page = client.get(f"{api}/model-versions/search", params={"filter": f"name = '{name}'", "max_results": 1000})
+            count = len(page.raise_for_status().json().get("model_versions", []))
+            found[name] = _Model(count, aliases)
+    return found
+
+
+def _sqlite(path: Path) -> dict[str, _Model]:
+    found: dict[str, _Model] = {}
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=_TIMEOUT_S)) as connection:
+        for (name,) in connection.execute("SELECT name FROM registered_models WHERE name LIKE ?", (f"{_PREFIX}%",)):
+            found[name] = _Model()
+        for name, count in connection.execute("SELECT name, count(*) FROM model_versions GROUP BY name"):
+            if name in found:
+                found[name].versions = int(count)
+        for name, alias, version in connection.execute("SELECT name, alias, version FROM registered_model_aliases"):
+            if name in found:
+                found[name].aliases[str(alias)] = str(version)
+    return found
+
+
+def _from_history(store: MeasurementStore) -> list[dict[str, Any]]:
+    aliases: dict[str, dict[str, str]] = {}
+    for event in store.model_events():
+        known = aliases.setdefault(event.model, {})
+        if event.to_version is None:
+            known.pop(event.alias, None)
+        else:
+            known[event.alias] = event.to_version
+    return [_row(name, known, None) for name, known in sorted(aliases.items())]

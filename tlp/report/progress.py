@@ -1,0 +1,65 @@
+"""Progress on stderr: a bar where a person watches, one line per step where a log does."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+
+class Update(Protocol):
+    """Tells how far the work is."""
+
+    def __call__(self, done: int, note: str = "", *, total: int | None = None) -> None:
+        """`done` of `total` (the newest total counts) with a short note such as `3 failed`."""
+
+
+@contextmanager
+def track(label: str, total: int) -> Iterator[Update]:
+    """Show the progress of the body under `label`; not to be nested.
+
+    Args:
+        label: what is being done, e.g. `measure this-cpu`.
+        total: steps in all; at least 1.
+    """
+    if sys.stderr.isatty():
+        yield from _bar(label, total)
+    else:
+        yield _lines(label, total)
+
+
+def _bar(label: str, total: int) -> Iterator[Update]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), refresh_per_second=4) as progress:
+        task = progress.add_task(label, total=max(total, 1), note="")
+
+        def update(done: int, note: str = "", *, total: int | None = None) -> None:
+            progress.update(task, completed=done, note=note, total=total)
+
+        yield update
+
+
+def _lines(label: str, total: int) -> Update:
+    started = time.monotonic()
+    newest = total
+
+    def update(done: int, note: str = "", *, total: int | None = None) -> None:
+        nonlocal newest
+        newest = total if total is not None else newest
+        tail = f"  {note}" if note else ""
+        sys.stderr.write(f"{label}: {done}/{newest}  {time.monotonic() - started:.0f} s{tail}\n")
+        sys.stderr.flush()
+
+    return update

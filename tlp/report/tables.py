@@ -1,0 +1,275 @@
+"""Tables for people; every function takes what `--json` prints and returns rich renderables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+Row = Mapping[str, Any]
+_STATUS_STYLE = {"pass": "green", "fail": "bold red", "skip": "yellow"}
+
+
+def latency(seconds: float | None) -> str:
+    """A latency with the unit that fits it."""
+    if seconds is None:
+        return "-"
+    for limit, scale, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
+        if seconds < limit:
+            return f"{seconds * scale:.1f} {unit}"
+    return f"{seconds:.2f} s"
+
+
+def duration(seconds: float | None) -> str:
+    """A span of time in its largest two units."""
+    if seconds is None:
+        return "-"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def when(at: datetime | None) -> str:
+    """UTC to the second."""
+    return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S") if at else "-"
+
+
+def score(value: float | None) -> str:
+    """A top-k score."""
+    return "-" if value is None else f"{value:.3f}"
+
+
+def make(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
+    """A table of plain cells: text to the left, numbers to the right."""
+    built = Table(title=title or None, title_justify="left", header_style="bold")
+    for index, column in enumerate(columns):
+        numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
+        built.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        built.add_row(*(_cell(cell) for cell in row))
+    return built
+
+
+def _cell(cell: Any) -> Text:
+    return Text("-" if cell is None else str(cell))  # a plain string would be read as markup
+
+
+def facts(title: str, pairs: Sequence[tuple[str, Any]]) -> Table:
+    """Two columns without a header."""
+    built = Table(title=title or None, title_justify="left", show_header=False)
+    built.add_column(style="bold")
+    built.add_column(overflow="fold")
+    for name, value in pairs:
+        built.add_row(name, _cell(value))
+    return built
+
+
+# -- fleet ----------------------------------------------------------------------------------------------------
+def devices(rows: Sequence[Row]) -> RenderableType:
+    """Devices with quotas."""
+    if not rows:
+        return "no devices; try: tlp device enroll NAME"
+    cells = [
+        (
+            row["name"],
+            row["state"],
+            row["family"],
+            f"{row['samples_ok']}/{row['min_samples']}",
+            row["samples_failed"],
+            row["champion_version"],
+            "-" if row["samples_ok"] >= row["min_samples"] else duration(row["eta_s"]),
+        )
+        for row in rows
+    ]
+    return make("devices", ("name", "state", "family", "samples", "failed", "champion", "eta"), cells)
+
+
+def device_detail(row: Row) -> RenderableType:
+    """One device."""
+    pairs = [(key, row[key]) for key in ("name", "state", "family", "target", "endpoint", "champion_version")]
+    pairs.insert(2, ("samples", f"{row['samples_ok']} ok of {row['min_samples']}, {row['samples_failed']} failed"))
+    pairs += [(f"fact: {key}", value) for key, value in row["facts"].items()]
+    pairs += [(when(event["at"]), f"{event['state']}: {event['reason']}") for event in row["history"]]
+    return facts("", pairs)
+
+
+def networks(rows: Sequence[Row]) -> RenderableType:
+    """Networks."""
+    if not rows:
+        return "no networks; try: tlp network add resnet_18 --builtin resnet_18"
+    cells = [(r["name"], "held out" if r["holdout"] else "trained on", r["tasks"], r["source"]) for r in rows]
+    return make("networks", ("name", "use", "tasks", "source"), cells)
+
+
+def status(data: Row) -> list[RenderableType]:
+    """The answer of `tlp status`."""
+    parts: list[RenderableType] = [devices(data["devices"])]
+    if data["models"]:
+        cells = [(m["name"], m["champion_version"], m["versions"]) for m in data["models"]]
+        parts.append(make("models", ("name", "champion", "versions"), cells))
+    if data["runs"]:
+        cells = [
+            (r["run_id"][:8], r["kind"], r["state"], r["device"], when(r["started_at"]), r["reason"])
+            for r in data["runs"]
+        ]
+        parts.append(make("runs", ("run", "kind", "state", "device", "started (UTC)", "reason"), cells))
+    parts += [f"! {warning}" for warning in data["warnings"]]
+    return parts
+
+
+def checks(rows: Sequence[Row]) -> list[RenderableType]:
+    """The answer of `tlp doctor`."""
+    built = Table(title="doctor", title_justify="left", header_style="bold")
+    for column in ("#", "check", "", "detail", "what to type"):
+        built.add_column(column, overflow="fold")
+    for index, row in enumerate(rows, 1):
+        style = _STATUS_STYLE[row["status"]]
+        mark = Text(row["status"], style=style)
+        built.add_row(str(index), _cell(row["check"]), mark, _cell(row["detail"]), _cell(row["fix"] or ""))
+    failed = sum(row["status"] == "fail" for row in rows)
+    return [built, f"{failed} of {len(rows)} checks failed" if failed else f"{len(rows)} checks, none failed"]
+
+
+# -- work -----------------------------------------------------------------------------------------------------
+def measure_report(report: Row) -> RenderableType:
+    """The answer of `tlp measure`."""
+    rate = report["ok"] / report["seconds"] if report["seconds"] else 0.0
+    return facts(
+        "",
+        [
+            ("device", report["device"]),
+            ("measured ok", report["ok"]),
+            ("failed", report["failed"]),
+            ("workloads", report["workloads"]),
+            ("took", f"{duration(report['seconds'])}, {rate:.2f} programs/s"),
+        ],
+    )
+
+
+def gate(report: Row) -> list[RenderableType]:
+    """The verdict of the promotion gate."""
+    verdict = "passed" if report.get("passed") else "not passed"
+    return [f"gate: {verdict}", *(f"  - {reason}" for reason in report.get("reasons", []))]
+
+
+def train_report(report: Row) -> list[RenderableType]:
+    """The answer of `tlp train`, of one family or of several."""
+    parts: list[RenderableType] = []
+    for one in [report, *report.get("others", [])]:
+        version = one["version"] or "none"
+        parts.append(
+            facts(
+                "",
+                [
+                    ("model", one["model"]),
+                    ("version", version),
+                    ("promoted", "yes" if one["promoted"] else "no"),
+                    ("reason", one["reason"]),
+                    ("samples", ", ".join(f"{name} {n}" for name, n in one["samples"].items()) or "-"),
+                    ("took", duration(one["seconds"])),
+                ],
+            )
+        )
+        if one["gate"]:
+            parts += gate(one["gate"])
+    return parts
+
+
+def evaluation(report: Row) -> RenderableType:
+    """The answer of `tlp evaluate`."""
+    cells = [
+        (device, predictor, network, score(values["top1"]), score(values["top5"]))
+        for device, predictors in report["devices"].items()
+        for predictor, total in predictors.items()
+        for network, values in [*total["networks"].items(), ("all", total)]
+    ]
+    return make("held-out networks", ("device", "predictor", "network", "top-1", "top-5"), cells)
+
+
+def tuning_report(report: Row) -> list[RenderableType]:
+    """The answer of `tlp tune`."""
+    cells = [(t["task"], t["weight"], t["trials"], latency(t["best_latency_s"])) for t in report["tasks"]]
+    title = f"{report['network']} on {report['device']}, model {report['model_version']}, {report['search']}"
+    return [
+        make(title, ("task", "weight", "trials", "best"), cells),
+        f"{report['trials']} programs measured, {report['failed']} failed, {duration(report['seconds'])}; "
+        f"estimated latency {latency(report['estimated_latency_s'])}",
+        f"next: tlp best {report['network']} --device {report['device']}",
+    ]
+
+
+def best_report(report: Row) -> RenderableType:
+    """The answer of `tlp best`."""
+    pairs = [
+        ("network", report["network"]),
+        ("device", report["device"]),
+        ("library", report["library"]),
+        ("database", report["database"]),
+        ("measured latency", latency(report["measured_latency_s"])),
+        ("max. abs. error against torch", f"{report['max_abs_error']:.2e}"),
+    ]
+    if report.get("untuned_latency_s"):
+        pairs.insert(5, ("untuned latency", latency(report["untuned_latency_s"])))
+    return facts("", pairs)
+
+
+# -- models ---------------------------------------------------------------------------------------------------
+def model_versions(rows: Sequence[Row]) -> RenderableType:
+    """Versions of the registered models."""
+    if not rows:
+        return "no versions; try: tlp train"
+    cells = [
+        (r["model"], r["version"], ", ".join(r["aliases"]) or "-", score(r.get("top1")), when(r.get("created_at")))
+        for r in rows
+    ]
+    return make("versions", ("model", "version", "aliases", "top-1", "created (UTC)"), cells)
+
+
+def model_history(rows: Sequence[Row]) -> RenderableType:
+    """Moves of aliases."""
+    if not rows:
+        return "no alias was ever moved; try: tlp train"
+    cells = [(when(r["at"]), r["model"], r["alias"], r["from"], r["to"], r["by"], r["reason"]) for r in rows]
+    return make("history", ("at (UTC)", "model", "alias", "from", "to", "by", "reason"), cells)
+
+
+# -- exchange -------------------------------------------------------------------------------------------------
+def import_report(report: Row) -> list[RenderableType]:
+    """The answer of `tlp import`."""
+    keys = ("read", "stored", "duplicates", "failed_measurements", "workloads")
+    parts: list[RenderableType] = [facts("", [(key.replace("_", " "), report[key]) for key in keys])]
+    shown = report["skipped"][:20]
+    parts += [f"skipped line {item['line']}: {item['reason']}" for item in shown]
+    if len(report["skipped"]) > len(shown):
+        parts.append(f"… and {len(report['skipped']) - len(shown)} more skipped (--json lists them)")
+    return parts
+
+
+# -- demo -----------------------------------------------------------------------------------------------------
+def demo_report(report: Row) -> list[RenderableType]:
+    """The end of `tlp demo`."""
+    top = report["evaluation"]
+    cells = [
+        ("device", f"{report['device']} ({report['target'].get('mcpu', '?')})"),
+        ("samples measured here", report["samples_ok"]),
+        ("samples of auxiliary platforms", report["auxiliary_samples"]),
+        ("model", f"{report['model']} version {report['model_version']}" + (" (champion)" if report["promoted"] else "")),
+        ("top-1 / top-5, held-out networks", f"{score(top['top1'])} / {score(top['top5'])}"),
+        ("random choice", f"{score(top['random_top1'])} / {score(top['random_top5'])}"),
+        (f"{report['network']} untuned", latency(report["untuned_latency_s"])),
+        (f"{report['network']} tuned", f"{latency(report['tuned_latency_s'])} ({report['speedup']:.2f} times as fast)"),
+        ("largest difference to torch", f"{report['max_abs_error']:.1e}"),
+        ("took", duration(report["seconds"])),
+        ("plot", report["plot"]),
+        ("library", report["library"]),
+    ]
+    return [facts("demo", cells), *report["next"]]

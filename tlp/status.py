@@ -1,0 +1,140 @@
+"""What `tlp status` says: fleet, quotas, models, runs, and why anything is late.
+
+Reads the store, the state file of the services and, if a server is up, two REST answers. Imports none of torch, tvm,
+mlflow, prefect: it must answer in a second, and within five while a run writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from storage import Device, DeviceCounts, DeviceState, MeasurementStore, Run, RunKind, RunState
+from tlp import registry_view, runs
+from tlp.services import ServicesView, look
+from tlp.settings import Settings
+
+_RECENT_RUNS = 10
+_MEASURING = (RunKind.MEASURE, RunKind.BOOTSTRAP)
+
+
+def measuring_rate(counts: DeviceCounts, measuring: Sequence[Run]) -> float | None:
+    """OK samples per second of the newest measuring run that got any; None if nothing tells.
+
+    Args:
+        counts: of the device now.
+        measuring: its measuring runs, newest first; `params["ok_before"]` is the count at their start, `result["ok"]`
+            and `result["seconds"]` what they got.
+    """
+    for run in measuring:
+        if run.state is RunState.RUNNING:
+            if counts.last_at is None:
+                continue
+            got = counts.samples_ok - int(run.params.get("ok_before", counts.samples_ok))
+            seconds = (counts.last_at - run.started_at).total_seconds()
+        else:
+            got, seconds = int(run.result.get("ok", 0)), float(run.result.get("seconds", 0.0))
+        if got > 0 and seconds > 0:
+            return got / seconds
+    return None
+
+
+def device_row(
+    device: Device, counts: DeviceCounts, measuring: Sequence[Run], champion_version: str | None
+) -> dict[str, Any]:
+    """One device of `status --json`; `eta_s` is 0 when the quota is in, null when nothing tells."""
+    missing = max(device.min_samples - counts.samples_ok, 0)
+    rate = measuring_rate(counts, measuring)
+    eta_s = 0.0 if missing == 0 else missing / rate if rate else None
+    return {
+        "name": device.name,
+        "state": device.state.value,
+        "family": device.family,
+        "samples_ok": counts.samples_ok,
+        "samples_failed": counts.samples_failed,
+        "min_samples": device.min_samples,
+        "champion_version": champion_version,
+        "eta_s": eta_s,
+    }
+
+
+def run_row(run: Run) -> dict[str, Any]:
+    """One run of `status --json`."""
+    return {
+        "run_id": run.run_id,
+        "kind": run.kind.value,
+        "state": run.state.value,
+        "device": run.device,
+        "started_at": run.started_at,
+        "reason": run.reason,
+        "finished_at": run.finished_at,
+    }
+
+
+def collect(settings: Settings, store: MeasurementStore) -> dict[str, Any]:
+    """Everything `tlp status` shows, with the fixed keys devices, models, runs, warnings, and services, at.
+
+    Raises:
+        StoreError: the store cannot be read.
+    """
+    devices = store.list_devices()
+    counts = store.device_counts()
+    services = look(settings)
+    models = registry_view.models(settings, store, services)
+    champions = {model["name"]: model["champion_version"] for model in models}
+    pins = {(model["name"], device): v for model in models for device, v in model["pins"].items()}
+    rows = []
+    for device in devices:
+        model = f"mtl-tlp-{device.family}"
+        measuring = [r for r in store.list_runs(device=device.name, limit=20) if r.kind in _MEASURING]
+        champion = pins.get((model, device.name), champions.get(model))
+        rows.append(device_row(device, counts[device.name], measuring, champion))
+    running = store.list_runs(state=RunState.RUNNING)
+    return {
+        "at": datetime.now(UTC),
+        "devices": rows,
+        "models": models,
+        "runs": [run_row(run) for run in store.list_runs(limit=_RECENT_RUNS)],
+        "warnings": warnings(devices, running, rows, services),
+        "services": services.as_dict(),
+    }
+
+
+def warnings(
+    devices: Sequence[Device], running: Sequence[Run], rows: Sequence[dict[str, Any]], services: ServicesView
+) -> list[str]:
+    """What a person should know, one sentence each, the command to type at its end."""
+    found = []
+    for run in running:
+        if not runs.owner_alive(run.owner):
+            found.append(
+                f"run {run.run_id[:8]} ({run.kind}) says RUNNING but its process {run.owner.get('pid')} is gone; "
+                f"the next run closes it: tlp {_again(run)}"
+            )
+    found += [
+        f"device {device.name} is quarantined: tlp device show {device.name}; tlp device resume {device.name}"
+        for device in devices
+        if device.state is DeviceState.QUARANTINED
+    ]
+    busy = {run.device for run in running if runs.owner_alive(run.owner)}
+    for device, row in zip(devices, rows, strict=True):
+        if device.endpoint.get("kind") != "dataset" and device.state is DeviceState.ENROLLED and device.name not in busy:
+            missing = max(row["min_samples"] - row["samples_ok"], 0)
+            if missing:
+                found.append(
+                    f"device {device.name} waits for {missing} more samples and nothing measures it: "
+                    f"tlp measure {device.name} --samples {missing}"
+                )
+            else:
+                found.append(f"device {device.name} has its samples but no model: tlp train --device {device.name}")
+    found += services.warnings()
+    return found
+
+
+def _again(run: Run) -> str:
+    if run.kind in _MEASURING:
+        return f"measure {run.device}"
+    if run.kind is RunKind.TUNE:
+        return f"tune {run.params.get('network', 'NETWORK')} --device {run.device} --resume"
+    return "train" if run.kind is RunKind.TRAIN else "status"
