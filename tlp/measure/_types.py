@@ -64,8 +64,8 @@ class Runner(ABC):
     that were yielded; a caller may pass an endless iterator and stop. After the caller abandons the iterator (or an
     exception ends it), what was in flight is thrown away and the runner can be used again. One `measure` at a time.
 
-    **Bad programs are outcomes.** A program that does not compile, crashes, hangs or runs too long never raises and never
-    spoils another one's outcome: its state says what happened and `error` why.
+    **Bad programs are outcomes.** A program that does not compile, crashes, hangs or runs too long never raises and
+    never spoils another one's outcome: its state says what happened and `error` why.
         BUILD_ERROR  the compiler refused it or died over it
         RUN_ERROR    it raised or its process died while it ran
         TIMEOUT      the build or the run took longer than its limit
@@ -74,8 +74,8 @@ class Runner(ABC):
     **Value or error.** OK outcomes have at least one repeat, all of them finite and positive seconds; others have none.
 
     **Errors.** `DeviceError` when nothing can be measured at all (worker processes do not start, the device does not
-    answer); `InvalidInputError` when the runner was closed or is in use. Exceptions of the inputs' iterator pass through
-    unchanged.
+    answer); `InvalidInputError` when the runner was closed or is in use. Exceptions of the inputs' iterator pass
+    through unchanged.
 
     **Closing** ends all processes and connections. It may be called more than once, and at any time.
     """
