@@ -1,0 +1,186 @@
+"""Writing one version: an MLflow run with its figures, the model's files, then the registered version."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import tenacity
+
+import tlp
+from storage import canonical_json
+from tlp import _process
+from tlp.registry._mlflow import EXPERIMENT, error_code, import_pyfunc
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+OWNER_TAG: Final = "tlp.owner"
+CHECKPOINT: Final = "checkpoint"
+_MODEL: Final = "tlp"
+_METRICS_PER_CALL: Final = 1000  # MLflow's own limit of one log_batch
+_TAG_CHARS: Final = 5000  # the shortest limit of MLflow's backends for a tag's value
+_PARAM_CHARS: Final = 500
+_REQUIREMENTS: Final = ("torch", "safetensors", "numpy")
+
+
+@dataclass(frozen=True)
+class Submission:
+    """Everything that is known of a version when it is registered; see `Registry.register`."""
+
+    checkpoint_dir: Path
+    model: str
+    run_name: str | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    params: Mapping[str, Any] = field(default_factory=dict)
+    curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    figures: Sequence[Path] = ()
+    report: Mapping[str, Any] | None = None
+    feature_shape: tuple[int, int] | None = None
+
+
+def tag_text(value: Any) -> str:
+    """A tag's value as text: structures as JSON, cut at MLflow's limit."""
+    text = value if isinstance(value, str) else canonical_json(value)
+    return text if len(text) <= _TAG_CHARS else text[: _TAG_CHARS - 1] + "…"
+
+
+def ensure_experiment(client: MlflowClient, artifacts: Path | None) -> str:
+    """The id of the experiment, made if it is not there.
+
+    Args:
+        artifacts: absolute folder for its files; None leaves the choice to the server.
+    """
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(EXPERIMENT)
+    if found is None:
+        try:
+            location = None if artifacts is None else artifacts.as_uri()
+            return str(client.create_experiment(EXPERIMENT, artifact_location=location))
+        except MlflowException as exc:
+            if error_code(exc) != "RESOURCE_ALREADY_EXISTS":
+                raise
+            found = client.get_experiment_by_name(EXPERIMENT)  # somebody else was quicker
+    return str(found.experiment_id)
+
+
+def register_version(client: MlflowClient, experiment_id: str, what: Submission) -> int:
+    """Register one version and return its number.
+
+    The version is made last: whatever fails or is killed before leaves a run (FAILED, or RUNNING until
+    `Registry.close_stale_runs`), never half a version.
+    """
+    with _run(client, experiment_id, what.run_name) as run_id:
+        _log_run(client, run_id, what)
+        model_id = _log_model(client, experiment_id, run_id, what)
+        return _create_version(client, run_id, model_id, what)
+
+
+@contextmanager
+def _run(client: MlflowClient, experiment_id: str, name: str | None) -> Iterator[str]:
+    tags = {OWNER_TAG: canonical_json(_process.identity()), "tlp.version": tlp.__version__}
+    run_id = str(client.create_run(experiment_id, tags=tags, run_name=name).info.run_id)
+    try:
+        yield run_id
+    except BaseException:
+        client.set_terminated(run_id, "FAILED")
+        raise
+    client.set_terminated(run_id, "FINISHED")
+
+
+def _log_run(client: MlflowClient, run_id: str, what: Submission) -> None:
+    from mlflow.entities import Metric, Param, RunTag
+
+    now = int(time.time() * 1000)
+    values = [Metric(key, float(value), now, 0) for key, value in what.metrics.items()]
+    values += [Metric(key, float(y), now, step) for key, curve in what.curves.items() for step, y in enumerate(curve)]
+    params = [Param(key, tag_text(value)[:_PARAM_CHARS]) for key, value in what.params.items()]
+    client.log_batch(run_id, params=params, tags=[RunTag(key, value) for key, value in what.tags.items()])
+    for start in range(0, len(values), _METRICS_PER_CALL):
+        client.log_batch(run_id, metrics=values[start : start + _METRICS_PER_CALL])
+    for figure in what.figures:
+        client.log_artifact(run_id, str(figure), "figures")
+    if what.report is not None:
+        client.log_dict(run_id, dict(what.report), "report.json")
+
+
+def _log_model(client: MlflowClient, experiment_id: str, run_id: str, what: Submission) -> str:
+    """Upload the model's files; the client calls instead of `pyfunc.log_model`, which needs MLflow's global state."""
+    from mlflow.entities import LoggedModelOutput, Metric
+
+    model = client.create_logged_model(experiment_id, name=_MODEL, source_run_id=run_id, tags=dict(what.tags))
+    model_id = str(model.model_id)
+    with tempfile.TemporaryDirectory(prefix="tlp-model-") as folder:
+        _save_pyfunc(Path(folder), what)
+        client.log_model_artifacts(model_id, str(Path(folder) / _MODEL))
+    client.finalize_logged_model(model_id, "READY")
+    client.log_outputs(run_id, [LoggedModelOutput(model_id, 0)])
+    now = int(time.time() * 1000)
+    values = [
+        Metric(key, float(value), now, 0, model_id=model_id, run_id=run_id) for key, value in what.metrics.items()
+    ]
+    client.log_batch(run_id, metrics=values)  # shown on the model's page
+    return model_id
+
+
+def _save_pyfunc(folder: Path, what: Submission) -> None:
+    import numpy as np
+
+    pyfunc = import_pyfunc()
+    from mlflow.models import ModelSignature
+    from mlflow.types.schema import DataType, ParamSchema, ParamSpec, Schema, TensorSpec
+
+    single = np.dtype(np.float32)
+    length, width = what.feature_shape or (-1, -1)
+    signature = ModelSignature(
+        inputs=Schema([TensorSpec(single, (-1, length, width))]),
+        outputs=Schema([TensorSpec(single, (-1, 1))]),
+        params=ParamSchema([ParamSpec("device", DataType.string, default="")]),
+    )
+    files = folder / CHECKPOINT  # the name under which every reader finds them
+    shutil.copytree(what.checkpoint_dir, files)
+    pyfunc.save_model(
+        path=str(folder / _MODEL),
+        python_model=str(Path(tlp.__file__).with_name("serving.py")),
+        artifacts={CHECKPOINT: str(files)},
+        signature=signature,
+        # Given, not inferred: inference loads the model in a further process for 7-20 s.
+        pip_requirements=[f"tlp-fleet=={tlp.__version__}"]
+        + [f"{name}=={metadata.version(name).partition('+')[0]}" for name in _REQUIREMENTS],
+    )
+
+
+def _create_version(client: MlflowClient, run_id: str, model_id: str, what: Submission) -> int:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(what.model)
+    except MlflowException as exc:
+        if error_code(exc) != "RESOURCE_ALREADY_EXISTS":
+            raise
+    for attempt in tenacity.Retrying(  # two processes that ask for the next number at once: one has to ask again
+        retry=tenacity.retry_if_exception(lambda exc: "Model Version creation error" in str(exc)),
+        stop=tenacity.stop_after_attempt(5),
+        wait=tenacity.wait_random(0.0, 0.5),
+        reraise=True,
+    ):
+        with attempt:
+            made = client.create_model_version(
+                what.model,
+                source=f"models:/{model_id}",
+                run_id=run_id,
+                tags=dict(what.tags),
+                await_creation_for=None,
+                model_id=model_id,
+            )
+            return int(made.version)
+    raise AssertionError("unreachable: tenacity returns or raises")
