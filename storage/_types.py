@@ -139,9 +139,12 @@ class Workload:
     context: Mapping[str, Any]
 
     @staticmethod
-    def make(name: str, mod_json: str, structural_hash: str, context: Mapping[str, Any]) -> Workload:
-        """A workload under its content key."""
-        return Workload(stable_id("workload", mod_json), name, mod_json, structural_hash, context)
+    def make(
+        name: str, mod_json: str, structural_hash: str, context: Mapping[str, Any], *, key: str | None = None
+    ) -> Workload:
+        """A workload under its content key: `key` if the same subgraph can have several texts, else `mod_json`."""
+        content = mod_json if key is None else key
+        return Workload(stable_id("workload", content), name, mod_json, structural_hash, context)
 
 
 @dataclass(frozen=True)

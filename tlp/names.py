@@ -1,0 +1,36 @@
+"""The one rule for names of devices and networks: they become MLflow aliases, Prefect keys and file names."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from tlp.errors import InvalidInputError
+
+NAME_PATTERN: Final = re.compile(r"[a-z0-9][a-z0-9\-_]{0,39}")
+MAX_LENGTH: Final = 40
+
+
+def suggest_name(text: str) -> str:
+    """The nearest acceptable name to `text`; `x` if nothing of it can be kept."""
+    cleaned = re.sub(r"[^a-z0-9\-_]+", "-", text.strip().lower())
+    return cleaned.strip("-_")[:MAX_LENGTH].strip("-_") or "x"
+
+
+def validate_name(kind: str, name: str) -> str:
+    """Return `name` if it fits `[a-z0-9][a-z0-9-_]{0,39}`.
+
+    Args:
+        kind: what is being named, for the message: `device`, `network`.
+        name: the name as typed.
+
+    Raises:
+        InvalidInputError: it does not fit; the message suggests one that does.
+    """
+    if NAME_PATTERN.fullmatch(name):
+        return name
+    raise InvalidInputError(
+        f"{name!r} is not a {kind} name: 1 to {MAX_LENGTH} of a-z 0-9 - _, starting with a letter or digit; "
+        f"try {suggest_name(name)!r}",
+        next_command=f"tlp {kind} list",
+    )
