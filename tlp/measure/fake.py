@@ -1,0 +1,81 @@
+"""A runner without hardware: deterministic, for tests and for rehearsals of the loop."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Container, Iterable, Iterator
+
+from storage import MeasurementState
+from tlp.errors import InvalidInputError
+from tlp.measure._types import MeasureInput, MeasureOutcome, Runner
+
+
+class FakeRunner(Runner):
+    """Keeps the contract of `Runner` without building or running anything; outcomes come in the order of the inputs.
+
+    Args:
+        seed: another seed, other latencies.
+        fail_every: every n-th input of a `measure` call is a RUN_ERROR; 0: none.
+        fail_on: keys whose outcome is a RUN_ERROR.
+        hang_on: keys whose outcome is a TIMEOUT (nothing waits).
+        latency: seconds of an input; default: between 10 µs and 10 ms, fixed by seed, key and target.
+        repeat: repeats per outcome; they spread by 1% around the latency.
+    """
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        fail_every: int = 0,
+        fail_on: Container[str] = frozenset(),
+        hang_on: Container[str] = frozenset(),
+        latency: Callable[[MeasureInput], float] | None = None,
+        repeat: int = 3,
+    ) -> None:
+        self._seed = seed
+        self._fail_every = fail_every
+        self._fail_on = fail_on
+        self._hang_on = hang_on
+        self._latency = latency or self._hashed_latency
+        self._repeat = repeat
+        self._in_use = False
+        self._closed = False
+
+    def measure(self, inputs: Iterable[MeasureInput]) -> Iterator[MeasureOutcome]:
+        """See `Runner.measure`."""
+        if self._closed:
+            raise InvalidInputError("the runner is closed")
+        if self._in_use:
+            raise InvalidInputError("the runner is measuring already; finish or drop that iterator first")
+        return self._measure(iter(inputs))
+
+    def close(self) -> None:
+        """Nothing is held; measuring is refused from now on."""
+        self._closed = True
+
+    def _measure(self, inputs: Iterator[MeasureInput]) -> Iterator[MeasureOutcome]:
+        self._in_use = True
+        try:
+            for number, job in enumerate(inputs, start=1):
+                yield self._outcome(number, job)
+        finally:
+            self._in_use = False
+
+    def _outcome(self, number: int, job: MeasureInput) -> MeasureOutcome:
+        if job.key in self._hang_on:
+            return MeasureOutcome(job.key, MeasurementState.TIMEOUT, (), "run took longer than 10 s (fake)", 0.0, 10.0)
+        if job.key in self._fail_on or (self._fail_every and number % self._fail_every == 0):
+            return MeasureOutcome(job.key, MeasurementState.RUN_ERROR, (), "failed on purpose (fake)", 0.0, 0.0)
+        latency_s = self._latency(job)
+        spread = [1.0 + 0.01 * (self._unit(job, f"repeat {i}") - 0.5) for i in range(self._repeat)]
+        run_secs = tuple(latency_s * factor for factor in spread)
+        return MeasureOutcome(job.key, MeasurementState.OK, run_secs, None, 0.0, math.fsum(run_secs))
+
+    def _hashed_latency(self, job: MeasureInput) -> float:
+        return float(10.0 ** (3.0 * self._unit(job, "latency") - 5.0))
+
+    def _unit(self, job: MeasureInput, purpose: str) -> float:
+        """A number in [0, 1) that depends on the seed, the input and the purpose."""
+        text = f"{self._seed}\0{job.key}\0{sorted(job.target.items(), key=lambda kv: kv[0])}\0{purpose}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2**48

@@ -1,0 +1,267 @@
+"""Measuring new programs on a device into the store: what `tlp measure` and bootstrap do."""
+
+from __future__ import annotations
+
+import heapq
+import statistics
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from storage import (
+    DeviceState,
+    Measurement,
+    MeasurementBatch,
+    MeasurementState,
+    MeasurementStore,
+    Sketch,
+    Workload,
+)
+from tlp.errors import AllFailedError, InvalidInputError, NotFoundError, StoreError
+from tlp.measure._prefetch import Prefetch
+from tlp.measure._types import MeasureInput, MeasureOutcome, Runner
+from tlp.measure.endpoint import require_measurable
+from tlp.measure.samplers import RandomSampler, Sampler
+from tlp.runs import device_activity
+from tlp.settings import Settings
+
+if TYPE_CHECKING:
+    from tlp.programs.space import Candidate
+
+__all__ = ["MeasureReport", "Progress", "RandomSampler", "Sampler", "measure_device"]
+
+Progress = Callable[[int, int, int], None]
+"""Called with (done, ok, failed) of this session after every program."""
+
+MAX_PER_VISIT = 16  # programs sampled of one workload before the next one's turn
+MAX_ATTEMPTS_FACTOR = 3  # programs tried per OK sample asked for, before a session gives up
+COMMIT_EVERY_S = 30.0  # slow programs must not keep results out of the store for minutes
+
+
+@dataclass(frozen=True)
+class MeasureReport:
+    """What a session did.
+
+    Attributes:
+        ok: OK samples added.
+        failed: programs that failed.
+        workloads: workloads with at least one OK sample from this session.
+        states: programs by `MeasurementState`.
+        seconds: wall time.
+        reason: "done", or why there are fewer OK samples than asked for.
+    """
+
+    device: str
+    run_id: str
+    ok: int
+    failed: int
+    workloads: int
+    states: Mapping[str, int]
+    seconds: float
+    reason: str
+
+
+def measure_device(
+    store: MeasurementStore,
+    device: str,
+    *,
+    samples: int,
+    run_id: str,
+    sampler: Sampler,
+    runner: Runner,
+    settings: Settings,
+    on_progress: Progress | None = None,
+    workload_ids: Sequence[str] | None = None,
+) -> MeasureReport:
+    """Measure programs that were never measured on `device` until `samples` more are OK.
+
+    Programs are spread over the workloads breadth first, the least measured first, so that any budget covers as many
+    workloads as it can. Sampling runs ahead in a thread while the runner works. Results are committed
+    `settings.measure_batch` at a time, one transaction each; on Ctrl-C or an error what was measured is committed
+    before the exception goes on. The device is MEASURING meanwhile.
+
+    Args:
+        samples: OK samples to add; failures are stored too but do not count.
+        run_id: the run the measurements belong to (`tlp.runs.open_run`).
+        workload_ids: workloads to measure; None: those of every network, held-out ones included (evaluation on this
+            device needs samples of them).
+
+    Raises:
+        NotFoundError: no such device or workload, or no network yet.
+        InvalidInputError: samples < 1.
+        UserError: the device cannot be measured (retired, quarantined, of a data set).
+        AllFailedError: as many programs as make a batch failed in a row; the device is QUARANTINED.
+        DeviceError: the runner cannot measure anything.
+    """
+    if samples < 1:
+        raise InvalidInputError(f"samples={samples} must be at least 1")
+    row = store.get_device(device)
+    require_measurable(row)
+    workloads = _workloads(store, workload_ids)
+    session = _Session(store, device, row.target, run_id, samples, settings.measure_batch, on_progress)
+    with (
+        device_activity(store, device, DeviceState.MEASURING, f"run {run_id}"),
+        Prefetch(_propose(store, device, workloads, sampler, samples), settings.measure_batch) as candidates,
+    ):
+        try:
+            reason = session.run(candidates, runner)
+        except AllFailedError as exc:
+            store.set_device_state(device, DeviceState.QUARANTINED, exc.message)
+            raise
+    return session.report(reason)
+
+
+def _workloads(store: MeasurementStore, workload_ids: Sequence[str] | None) -> list[Workload]:
+    if workload_ids is None:
+        ids = dict.fromkeys(task.workload_id for network in store.list_networks() for task in network.tasks)
+        workload_ids = list(ids)
+    if not workload_ids:
+        raise NotFoundError(
+            "there is no workload to measure: no network was added yet",
+            next_command="tlp network add resnet_18 --builtin resnet_18",
+        )
+    return store.get_workloads(workload_ids)
+
+
+def _propose(
+    store: MeasurementStore, device: str, workloads: Sequence[Workload], sampler: Sampler, samples: int
+) -> Iterator[Candidate]:
+    """New programs, a few per visit, always of the workload with the fewest so far; ends when no space has more."""
+    measured = {w.workload_id: store.measured_program_ids(device, w.workload_id) for w in workloads}
+    per_visit = min(MAX_PER_VISIT, -(-samples // len(workloads)))
+    order = [(len(measured[w.workload_id]), index) for index, w in enumerate(workloads)]
+    heapq.heapify(order)
+    while order:
+        _, index = heapq.heappop(order)
+        workload = workloads[index]
+        known = measured[workload.workload_id]
+        fresh = [c for c in sampler.propose(workload, per_visit, known) if c.program.program_id not in known]
+        if not fresh:
+            continue
+        known.update(candidate.program.program_id for candidate in fresh)
+        heapq.heappush(order, (len(known), index))
+        yield from fresh
+
+
+class _Session:
+    """Counts, the batch that is not committed yet, and the rule for stopping."""
+
+    def __init__(
+        self,
+        store: MeasurementStore,
+        device: str,
+        target: Mapping[str, Any],
+        run_id: str,
+        samples: int,
+        batch: int,
+        on_progress: Progress | None,
+    ) -> None:
+        self._store = store
+        self._device = device
+        self._target = target
+        self._run_id = run_id
+        self._samples = samples
+        self._batch = batch
+        self._on_progress = on_progress
+        self._started = time.monotonic()
+        self._committed_at = self._started
+        self._flying: dict[str, Candidate] = {}
+        self._pending: list[tuple[Candidate, Measurement]] = []
+        self._states: Counter[str] = Counter()
+        self._workloads: set[str] = set()
+        self._failures: list[str] = []  # reasons of the failures since the last OK
+
+    @property
+    def _ok(self) -> int:
+        return self._states[MeasurementState.OK]
+
+    def run(self, candidates: Iterator[Candidate], runner: Runner) -> str:
+        """Measure until enough are OK; returns "done" or why it ended before."""
+        try:
+            while (missing := self._samples - self._ok) > 0:
+                before = self._states.total()
+                for outcome in runner.measure(self._inputs(islice(candidates, missing))):
+                    self._record(outcome)
+                tried = self._states.total()
+                self._commit()
+                if tried == before:
+                    return "the design spaces of these workloads have no more programs"
+                if tried >= max(MAX_ATTEMPTS_FACTOR * self._samples, self._batch) and self._ok < self._samples:
+                    return f"gave up: only {self._ok} of {tried} programs were OK"
+            return "done"
+        except BaseException as exc:
+            try:
+                self._commit()
+            except StoreError as error:
+                exc.add_note(f"{len(self._pending)} measurements could not be stored: {error}")
+            raise
+
+    def _inputs(self, candidates: Iterator[Candidate]) -> Iterator[MeasureInput]:
+        for candidate in candidates:
+            job = candidate.to_input(self._target)
+            self._flying[job.key] = candidate
+            yield job
+
+    def _record(self, outcome: MeasureOutcome) -> None:
+        candidate = self._flying.pop(outcome.key)
+        self._pending.append((candidate, self._measurement(candidate, outcome)))
+        self._states[outcome.state] += 1
+        if outcome.state is MeasurementState.OK:
+            self._workloads.add(candidate.program.workload_id)
+            self._failures.clear()
+        else:
+            self._failures.append(f"{outcome.state}: {outcome.error}")
+        if self._on_progress is not None:
+            self._on_progress(self._states.total(), self._ok, self._states.total() - self._ok)
+        late = time.monotonic() - self._committed_at > COMMIT_EVERY_S
+        if len(self._pending) >= self._batch or late:
+            self._commit()
+        if len(self._failures) >= min(self._batch, self._samples):
+            reason, count = Counter(self._failures).most_common(1)[0]
+            raise AllFailedError(
+                f"all of the last {len(self._failures)} programs failed on device {self._device!r}, "
+                f"{count} of them with {reason}",
+                next_command="tlp doctor",
+            )
+
+    def _measurement(self, candidate: Candidate, outcome: MeasureOutcome) -> Measurement:
+        return Measurement(
+            measurement_id=uuid.uuid4().hex,
+            program_id=candidate.program.program_id,
+            device=self._device,
+            run_id=self._run_id,
+            at=datetime.now(UTC),
+            state=outcome.state,
+            run_secs=outcome.run_secs,
+            latency_s=statistics.median(outcome.run_secs) if outcome.run_secs else None,
+            error=outcome.error,
+        )
+
+    def _commit(self) -> None:
+        """Store what is pending. Interrupted in between it may run again: measurement ids make that harmless."""
+        self._committed_at = time.monotonic()
+        if not self._pending:
+            return
+        sketches: dict[str, Sketch] = {c.sketch.sketch_id: c.sketch for c, _ in self._pending}
+        programs = [candidate.program for candidate, _ in self._pending]
+        rows = [measurement for _, measurement in self._pending]
+        self._store.add_measurements(MeasurementBatch(list(sketches.values()), programs, rows))
+        self._pending.clear()
+
+    def report(self, reason: str) -> MeasureReport:
+        """What was done so far."""
+        return MeasureReport(
+            device=self._device,
+            run_id=self._run_id,
+            ok=self._ok,
+            failed=self._states.total() - self._ok,
+            workloads=len(self._workloads),
+            states=dict(self._states),
+            seconds=time.monotonic() - self._started,
+            reason=reason,
+        )
