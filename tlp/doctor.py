@@ -153,7 +153,8 @@ def _torch(settings: Settings) -> str:
     except (RuntimeError, AssertionError) as exc:
         first = str(exc).splitlines()[0]
         raise InvalidInputError(
-            f"torch cannot use TLP_TORCH_DEVICE={settings.torch_device}: {first}", next_command="export TLP_TORCH_DEVICE=cpu"
+            f"torch cannot use TLP_TORCH_DEVICE={settings.torch_device}: {first}",
+            next_command="export TLP_TORCH_DEVICE=cpu",
         ) from exc
     return f"torch {torch.__version__} on {settings.torch_device}, {torch.get_num_threads()} threads"
 

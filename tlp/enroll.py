@@ -127,3 +127,18 @@ def enroll(
         )
     store.add_device(device, f"enrolled; probe kernel ran in {min(outcome.run_secs) * 1e6:.1f} us")
     return store.get_device(name)
+
+
+def enroll_once(
+    store: MeasurementStore,
+    settings: Settings,
+    name: str,
+    *,
+    target: str | Mapping[str, Any] | None = None,
+    min_samples: int | None = None,
+) -> Device:
+    """The device of that name, enrolled now if it is not: what a bootstrap that may be repeated needs."""
+    try:
+        return store.get_device(name)
+    except NotFoundError:
+        return enroll(store, settings, name, target=target, min_samples=min_samples)

@@ -63,23 +63,24 @@ def _ask(settings: Settings) -> dict[str, _Model]:
         return _rest(uri.rstrip("/"))
     if not uri.startswith("sqlite:///"):
         raise ValueError(f"{uri} is neither a server nor a SQLite file")
-    path = settings.mlflow_dir / "mlflow.db" if settings.mlflow_uri is None else uri.removeprefix("sqlite:///")
-    return _sqlite(str(path)) if _exists(str(path)) else {}
+    path = Path(uri.removeprefix("sqlite:///"))
+    return _sqlite(path) if path.is_file() else {}  # no file: nothing was registered yet
 
-
-    from pathlib import Path
 
 def _rest(base: str) -> dict[str, _Model]:
     found: dict[str, _Model] = {}
     api = f"{base}/api/2.0/mlflow"
     with httpx.Client(timeout=_TIMEOUT_S) as client:
         answer = client.get(f"{api}/registered-models/search", params={"filter": f"name LIKE '{_PREFIX}%'"})
-        for model in answer.raise_for_status().json().get("registered_models", []):
-            name = str(model["name"])
-            aliases = {str(a["alias"]): str(a["version"]) for a in model.get("aliases", [])}
-            page = client.get(f"{api}/model-versions/search", params={"filter": f"name = '{name}'", "max_results": 1000})
-            count = len(page.raise_for_status().json().get("model_versions", []))
-            found[name] = _Model(count, aliases)
+        for listed in answer.raise_for_status().json().get("registered_models", []):
+            name = str(listed["name"])
+            # a search leaves the aliases out, so each model is asked for by name
+            one = client.get(f"{api}/registered-models/get", params={"name": name}).raise_for_status().json()
+            aliases = {str(a["alias"]): str(a["version"]) for a in one["registered_model"].get("aliases", [])}
+            page = client.get(
+                f"{api}/model-versions/search", params={"filter": f"name = '{name}'", "max_results": 1000}
+            )
+            found[name] = _Model(len(page.raise_for_status().json().get("model_versions", [])), aliases)
     return found
 
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from storage import Device, DeviceCounts, DeviceState, MeasurementStore, Run, RunKind, RunState
-from tlp import registry_view, runs
+from tlp import _process, registry_view
 from tlp.services import ServicesView, look
 from tlp.settings import Settings
 
@@ -107,7 +107,7 @@ def warnings(
     """What a person should know, one sentence each, the command to type at its end."""
     found = []
     for run in running:
-        if not runs.owner_alive(run.owner):
+        if _process.is_gone(run.owner):
             found.append(
                 f"run {run.run_id[:8]} ({run.kind}) says RUNNING but its process {run.owner.get('pid')} is gone; "
                 f"the next run closes it: tlp {_again(run)}"
@@ -117,9 +117,13 @@ def warnings(
         for device in devices
         if device.state is DeviceState.QUARANTINED
     ]
-    busy = {run.device for run in running if runs.owner_alive(run.owner)}
+    busy = {run.device for run in running if not _process.is_gone(run.owner)}
     for device, row in zip(devices, rows, strict=True):
-        if device.endpoint.get("kind") != "dataset" and device.state is DeviceState.ENROLLED and device.name not in busy:
+        if (
+            device.endpoint.get("kind") != "dataset"
+            and device.state is DeviceState.ENROLLED
+            and device.name not in busy
+        ):
             missing = max(row["min_samples"] - row["samples_ok"], 0)
             if missing:
                 found.append(

@@ -18,7 +18,7 @@ def run(arguments: Sequence[str]) -> int:
     with _errors.reporting(as_json=as_json) as outcome:
         from tlp.cli._app import build
 
-        result = build()(args=list(arguments), prog_name="tlp", standalone_mode=False)
+        result = build()(args=list(arguments) or ["--help"], prog_name="tlp", standalone_mode=False)
         outcome.exit_code = result if isinstance(result, int) else 0
     return outcome.exit_code
 

@@ -132,9 +132,7 @@ def command(app: typer.Typer, name: str, *, example: str) -> Callable[[Callable[
 
     def register(function: Callable[..., Output]) -> Callable[..., None]:
         hints = typing.get_type_hints(function, include_extras=True)
-        parameters = [
-            p.replace(annotation=hints[p.name]) for p in inspect.signature(function).parameters.values()
-        ]
+        parameters = [p.replace(annotation=hints[p.name]) for p in inspect.signature(function).parameters.values()]
         flag = inspect.Parameter("json_output", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=JsonOption)
 
         @functools.wraps(function)
@@ -148,16 +146,16 @@ def command(app: typer.Typer, name: str, *, example: str) -> Callable[[Callable[
         del run.__wrapped__  # type: ignore[attr-defined]  # typer would read the inner signature
         run.__signature__ = inspect.Signature([*parameters, flag])  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in [*parameters, flag]}
-        doc = inspect.getdoc(function) or ""
-        app.command(name, help=doc, short_help=doc.splitlines()[0] if doc else None, epilog=f"Example: {example}")(run)
+        paragraphs = [" ".join(text.split()) for text in (inspect.getdoc(function) or "").split("\n\n")]
+        app.command(name, help="\n\n".join(paragraphs), short_help=paragraphs[0], epilog=f"Example: {example}")(run)
         return run
 
     return register
 
 
-def group(name: str, help_text: str) -> typer.Typer:
+def group(name: str, help_text: str, *, example: str) -> typer.Typer:
     """A command group that takes `--json` before its subcommand too."""
-    app = typer.Typer(name=name, help=help_text, no_args_is_help=True, rich_markup_mode="rich")
+    app = typer.Typer(name=name, help=help_text, epilog=f"Example: {example}", rich_markup_mode="rich")
 
     def remember(json_output: JsonOption = False) -> None:
         state.json = state.json or json_output

@@ -14,7 +14,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Device name.")]
 
 def app() -> typer.Typer:
     """The group."""
-    sub = group("device", "The devices of the fleet.")
+    sub = group("device", "The devices of the fleet.", example="tlp device enroll workstation")
     command(sub, "enroll", example="tlp device enroll workstation --min-samples 20000")(enroll)
     command(sub, "list", example="tlp device list --json")(list_devices)
     command(sub, "show", example="tlp device show workstation")(show)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,10 +16,145 @@ Reason = Annotated[str, typer.Option(help="Why; goes into the history.")]
 
 def app() -> typer.Typer:
     """The group."""
-    sub = group("model", "Versions of the model in the registry, and which one is promoted.")
+    sub = group("model", "Versions of the model in the registry, and which one is promoted.", example="tlp model list")
     command(sub, "list", example="tlp model list")(list_versions)
     command(sub, "show", example="tlp model show champion")(show)
     command(sub, "promote", example='tlp model promote 3 --reason "better on the workstation"')(promote)
     command(sub, "rollback", example='tlp model rollback --reason "tuning got slower"')(rollback)
     command(sub, "history", example="tlp model history --json")(history)
     return sub
+
+
+def list_versions(family: Family = None) -> Output:
+    """List the versions of the registered models, newest first, with their aliases."""
+    from tlp.report import tables
+
+    _store, registry = _open()
+    rows = [_row(version) for version in registry.list_versions(family)]
+    return Output(rows, lambda: tables.model_versions(rows))
+
+
+def show(
+    version: Annotated[str, typer.Argument(metavar="VERSION", help="Version number or alias.")] = "champion",
+    family: Family = None,
+) -> Output:
+    """Show one version: what it was trained on, its scores, the verdict of the gate."""
+    from tlp.report import tables
+
+    store, registry = _open()
+    chosen = _family(store, registry, family)
+    found = registry.show(chosen, registry.resolve(chosen, ref=version).version)
+    row = _row(found) | {"tags": dict(found.tags), "metrics": dict(found.metrics), "rejected": found.rejected}
+    return Output(row, lambda: tables.model_detail(row))
+
+
+def promote(
+    version: Version,
+    reason: Reason = "promoted by a person",
+    device: Annotated[str | None, typer.Option(help="Pin only this device to the version.")] = None,
+    family: Family = None,
+) -> Output:
+    """Move the alias champion to a version; the next tuning run uses it."""
+    from storage import Actor
+    from tlp.registry import pin_alias
+
+    store, registry = _open()
+    if device is not None:
+        family = store.get_device(device).family
+    chosen = _family(store, registry, family)
+    number = registry.resolve(chosen, ref=_number(version)).version
+    alias = "champion" if device is None else pin_alias(device)
+    event = registry.promote(chosen, number, reason=reason, by=Actor.PERSON, alias=alias)
+    return _moved(event, f"{alias} of {registry.model_name(chosen)} is version {number} already")
+
+
+def rollback(
+    to: Annotated[str | None, typer.Option(help="Version to go to; default: the champion before this one.")] = None,
+    reason: Reason = "rolled back by a person",
+    device: Annotated[str | None, typer.Option(help="Only for this device.")] = None,
+    family: Family = None,
+) -> Output:
+    """Go back to an earlier champion; the pipeline will not promote the version left behind again."""
+    store, registry = _open()
+    if device is not None:
+        family = store.get_device(device).family
+    chosen = _family(store, registry, family)
+    number = None if to is None else int(_number(to))
+    return _moved(registry.rollback(chosen, number, device=device, reason=reason), "")
+
+
+def history(family: Family = None) -> Output:
+    """Every move of an alias, ours or a person's, oldest first."""
+    from tlp.report import tables
+
+    _store, registry = _open()
+    registry.reconcile()
+    rows = [_event(event) for event in registry.history(family)]
+    return Output(rows, lambda: tables.model_history(rows))
+
+
+def _open() -> tuple[Any, Any]:
+    from tlp.registry import Registry
+
+    settings, store = open_all()
+    return store, Registry(settings, store)
+
+
+def _number(version: str) -> str:
+    from tlp.errors import InvalidInputError
+
+    if not version.removeprefix("v").isdecimal():
+        raise InvalidInputError(f"{version!r} is not a version number", next_command="tlp model list")
+    return version.removeprefix("v")
+
+
+def _family(store: Any, registry: Any, family: str | None) -> str:
+    """The family meant: the one given, else the only one that has a model."""
+    from tlp.errors import InvalidInputError, NotFoundError
+
+    known = sorted({v.model.removeprefix(registry.model_name("")) for v in registry.list_versions()})
+    if family is not None:
+        return family
+    if not known:
+        raise NotFoundError("no model is registered yet", next_command="tlp train" if store.watermark() else "tlp demo")
+    if len(known) > 1:
+        raise InvalidInputError(
+            f"there are models of {', '.join(known)}: say which one is meant",
+            next_command=f"tlp model list --family {known[0]}",
+        )
+    return known[0]
+
+
+def _row(version: Any) -> dict[str, Any]:
+    tags = version.tags
+    return {
+        "model": version.model,
+        "version": str(version.version),
+        "aliases": list(version.aliases),
+        "created_at": version.created_at,
+        "top1": float(tags["top1"]) if "top1" in tags else None,
+        "top5": float(tags["top5"]) if "top5" in tags else None,
+        "gate": tags.get("gate"),
+        "rejected": version.rejected,
+    }
+
+
+def _event(event: Any) -> dict[str, Any]:
+    return {
+        "at": event.at,
+        "model": event.model,
+        "alias": event.alias,
+        "from": event.from_version,
+        "to": event.to_version,
+        "by": event.by.value,
+        "reason": event.reason,
+    }
+
+
+def _moved(event: Any, unchanged: str) -> Output:
+    from tlp.report import tables
+
+    if event is None:
+        return Output([], lambda: unchanged)
+    row = _event(event)
+    return Output([row], lambda: tables.model_history([row]))

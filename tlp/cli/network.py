@@ -13,7 +13,11 @@ from tlp.cli._output import Output, command, group
 
 def app() -> typer.Typer:
     """The group."""
-    sub = group("network", "The networks whose subgraphs are measured and tuned.")
+    sub = group(
+        "network",
+        "The networks whose subgraphs are measured and tuned.",
+        example="tlp network add resnet_18 --builtin resnet_18",
+    )
     command(sub, "add", example="tlp network add resnet_18 --builtin resnet_18")(add)
     command(sub, "list", example="tlp network list --json")(list_networks)
     return sub

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
-from tlp.cli._context import open_all
+from tlp.cli._context import open_all, reach
 from tlp.cli._output import Output, command
 
 
@@ -15,3 +13,32 @@ def register(app: typer.Typer) -> None:
     command(app, "up", example="tlp up")(up)
     command(app, "down", example="tlp down")(down)
     command(app, "deploy", example="tlp up && tlp deploy")(deploy)
+
+
+def up() -> Output:
+    """Start the MLflow server, the Prefect server and a worker on this machine; harmless if they run already."""
+    from tlp import services
+    from tlp.report import tables
+
+    settings, _store = open_all()
+    report = services.up(settings)
+    return Output(report, lambda: tables.services(report))
+
+
+def down() -> Output:
+    """Stop what `tlp up` started."""
+    from tlp import services
+    from tlp.report import tables
+
+    settings, _store = open_all()
+    report = services.down(settings)
+    return Output(report, lambda: tables.services(report))
+
+
+def deploy() -> Output:
+    """Create or update the deployments and schedules of prefect.yaml on the server of `tlp up`."""
+    from tlp.report import tables
+
+    settings, store = open_all()
+    report = reach("_deploy").deploy(settings, store)
+    return Output(report, lambda: tables.deployments(report))

@@ -234,6 +234,15 @@ def model_versions(rows: Sequence[Row]) -> RenderableType:
     return make("versions", ("model", "version", "aliases", "top-1", "created (UTC)"), cells)
 
 
+def model_detail(row: Row) -> RenderableType:
+    """One version."""
+    pairs: list[tuple[str, Any]] = [("model", row["model"]), ("version", row["version"])]
+    pairs += [("aliases", ", ".join(row["aliases"]) or "-"), ("created (UTC)", when(row["created_at"]))]
+    pairs += [(f"tag: {key}", value) for key, value in sorted(row["tags"].items())]
+    pairs += [(f"metric: {key}", f"{value:.4g}") for key, value in sorted(row["metrics"].items())]
+    return facts("", pairs)
+
+
 def model_history(rows: Sequence[Row]) -> RenderableType:
     """Moves of aliases."""
     if not rows:
@@ -262,7 +271,10 @@ def demo_report(report: Row) -> list[RenderableType]:
         ("device", f"{report['device']} ({report['target'].get('mcpu', '?')})"),
         ("samples measured here", report["samples_ok"]),
         ("samples of auxiliary platforms", report["auxiliary_samples"]),
-        ("model", f"{report['model']} version {report['model_version']}" + (" (champion)" if report["promoted"] else "")),
+        (
+            "model",
+            f"{report['model']} version {report['model_version']}" + (" (champion)" if report["promoted"] else ""),
+        ),
         ("top-1 / top-5, held-out networks", f"{score(top['top1'])} / {score(top['top5'])}"),
         ("random choice", f"{score(top['random_top1'])} / {score(top['random_top5'])}"),
         (f"{report['network']} untuned", latency(report["untuned_latency_s"])),

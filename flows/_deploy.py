@@ -1,0 +1,133 @@
+"""`prefect.yaml` → deployments and schedules on the running Prefect server (`tlp deploy`)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import yaml
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.exceptions import ObjectAlreadyExists, PrefectException
+
+from flows import _run
+from tlp.errors import InvalidInputError, NotFoundError, UserError
+from tlp.settings import Settings
+
+if TYPE_CHECKING:
+    from storage import MeasurementStore
+
+WORK_POOL = "tlp"
+PROJECT_DIR = Path(__file__).resolve().parent.parent
+_DEPLOY_TIMEOUT_S = 180
+
+
+def wanted(path: Path) -> dict[str, set[str]]:
+    """Deployment name → slugs of its schedules, as the file has them.
+
+    Raises:
+        NotFoundError: no such file.
+        InvalidInputError: not YAML, no deployments, or a schedule without a slug (it could never be found again).
+    """
+    try:
+        content = yaml.safe_load(path.read_text())
+    except FileNotFoundError as exc:
+        raise NotFoundError(f"{path} is not there", next_command="git checkout prefect.yaml") from exc
+    except yaml.YAMLError as exc:
+        raise InvalidInputError(f"{path} is not YAML: {exc}", next_command="git diff prefect.yaml") from exc
+    deployments = content.get("deployments") if isinstance(content, Mapping) else None
+    if not deployments:
+        raise InvalidInputError(f"{path} names no deployments", next_command="git diff prefect.yaml")
+    slugs: dict[str, set[str]] = {}
+    for deployment in deployments:
+        schedules = deployment.get("schedules") or []
+        nameless = [schedule for schedule in schedules if not schedule.get("slug")]
+        if nameless:
+            raise InvalidInputError(
+                f"deployment {deployment['name']!r} in {path} has a schedule without a slug: {nameless[0]}",
+                next_command="tlp deploy",
+            )
+        slugs[str(deployment["name"])] = {str(schedule["slug"]) for schedule in schedules}
+    return slugs
+
+
+def deploy(settings: Settings, store: MeasurementStore) -> dict[str, Any]:
+    """Create or update everything in prefect.yaml; delete schedules that are no longer in it.
+
+    Returns:
+        `api_url`, `work_pool`, `deployments` (name → slugs) and `deleted_schedules` (names with slugs).
+
+    Raises:
+        UserError: no Prefect server answers, or the file is not acceptable.
+    """
+    url = _run.api_url(settings)
+    if url is None:
+        raise UserError("no Prefect server answers, so there is nothing to deploy to", next_command="tlp up")
+    path = PROJECT_DIR / "prefect.yaml"
+    slugs = wanted(path)
+    try:
+        with _run.tracking(settings, url), get_client(sync_client=True) as client:
+            _ensure_pool(client)
+            _prefect_deploy(settings, url, path)
+            deleted = _drop_old_schedules(client, slugs)
+            for device in store.list_devices():
+                client.upsert_global_concurrency_limit_by_name(_run.slot_name(device.name), 1)
+    except (PrefectException, httpx.HTTPError) as exc:
+        raise UserError(f"Prefect at {url} refused: {type(exc).__name__} {exc}", next_command="tlp doctor") from exc
+    return {
+        "api_url": url,
+        "work_pool": WORK_POOL,
+        "deployments": {name: sorted(found) for name, found in slugs.items()},
+        "deleted_schedules": deleted,
+    }
+
+
+def _ensure_pool(client: SyncPrefectClient) -> None:
+    try:
+        client.create_work_pool(WorkPoolCreate(name=WORK_POOL, type="process"))
+    except ObjectAlreadyExists:
+        return
+
+
+def _prefect_deploy(settings: Settings, url: str, path: Path) -> None:
+    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(path)]
+    environment = os.environ | {
+        "PREFECT_API_URL": url,
+        "PREFECT_HOME": str(settings.prefect_dir),
+        "TLP_PROJECT_DIR": str(PROJECT_DIR),
+        "DO_NOT_TRACK": "true",
+        "NO_COLOR": "1",
+    }
+    done = subprocess.run(
+        command,
+        cwd=PROJECT_DIR,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=_DEPLOY_TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode != 0:
+        lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        raise InvalidInputError(
+            f"prefect deploy ended with {done.returncode}: {' '.join(lines[-3:]) or 'no output'}",
+            next_command="tlp doctor",
+        )
+
+
+def _drop_old_schedules(client: SyncPrefectClient, slugs: Mapping[str, set[str]]) -> list[str]:
+    """Prefect updates schedules by slug and leaves those that the file no longer has."""
+    deleted = []
+    for deployment in client.read_deployments():
+        if deployment.work_pool_name != WORK_POOL:
+            continue
+        for schedule in client.read_deployment_schedules(deployment.id):
+            if schedule.slug not in slugs.get(deployment.name, set()):
+                client.delete_deployment_schedule(deployment.id, schedule.id)
+                deleted.append(f"{deployment.name}/{schedule.slug or schedule.id}")
+    return deleted

@@ -1,0 +1,38 @@
+"""Retrain the families that are due; promote what passes the gate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+
+from flows import _run
+from tlp import pipeline
+
+
+@task(name="reconcile registry", cache_policy=NO_CACHE, persist_result=False)
+def reconcile_registry() -> int:
+    """Record what people moved in the MLflow UI and close runs of dead processes."""
+    settings, store = _run.begin()
+    return pipeline.reconcile(store, settings)
+
+
+@task(name="train and judge", cache_policy=NO_CACHE, persist_result=False)
+def train_and_judge(device: str | None, from_scratch: bool, dry_run: bool, force: bool) -> dict[str, Any]:
+    """Train, evaluate, register, judge, promote."""
+    settings, store = _run.begin()
+    return pipeline.retrain(store, settings, device=device, from_scratch=from_scratch, dry_run=dry_run, force=force)
+
+
+@flow(name="retrain", persist_result=False)
+def retrain(
+    device: str | None = None, from_scratch: bool = False, dry_run: bool = False, force: bool = False
+) -> dict[str, Any]:
+    """Retrain every family that is due, or the one of `device`; `force` does not wait for new samples."""
+    _run.step(reconcile_registry)
+    report: dict[str, Any] = _run.step(train_and_judge, device, from_scratch, dry_run, force)
+    reasons = "\n".join(f"- {reason}" for reason in (report["gate"] or {}).get("reasons", []))
+    text = f"**{report['model']}** version {report['version']}, promoted: {report['promoted']}. {report['reason']}\n{reasons}"
+    _run.markdown(f"retrain-{report['model']}", text, "Why a version was or was not promoted")
+    return report

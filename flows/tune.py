@@ -1,0 +1,37 @@
+"""Tune a network for a device with whatever version is promoted at that moment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+
+from flows import _run
+from tlp import pipeline
+
+
+@task(name="tune network", cache_policy=NO_CACHE, persist_result=False)
+def tune_network(
+    network: str, device: str, trials: int | None, model: str, search: str, resume: bool
+) -> dict[str, Any]:
+    """Search and measure, rounds of a few programs, until the budget is used."""
+    settings, store = _run.begin()
+    return pipeline.tune(
+        store, settings, network=network, device=device, trials=trials, model=model, search=search, resume=resume
+    )
+
+
+@flow(name="tune", persist_result=False)
+def tune(
+    network: str,
+    device: str,
+    trials: int | None = None,
+    model: str = "champion",
+    search: str = "evolutionary",
+    resume: bool = False,
+) -> dict[str, Any]:
+    """Tune `network` for `device`: `trials` programs, all tasks together."""
+    report: dict[str, Any] = _run.step(tune_network, network, device, trials, model, search, resume)
+    _run.table(f"tune-{network}-{device}", report["tasks"], f"{network} on {device}, model {report['model_version']}")
+    return report

@@ -1,0 +1,85 @@
+"""`tlp import` and `tlp export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tlp.cli._context import open_all
+from tlp.cli._output import Output, command, group
+
+DeviceOption = Annotated[str, typer.Option("--device", help="Device the programs belong to.")]
+
+
+def import_app() -> typer.Typer:
+    """The group `import`."""
+    sub = group("import", "Bring in measurements made elsewhere.", example="tlp import parquet ./backup")
+    command(sub, "metaschedule", example="tlp import metaschedule ./database --device epyc --target x86-64-v3")(
+        import_metaschedule
+    )
+    command(sub, "parquet", example="tlp import parquet ./backup")(import_parquet)
+    return sub
+
+
+def export_app() -> typer.Typer:
+    """The group `export`."""
+    sub = group("export", "Take measurements elsewhere.", example="tlp export parquet ./backup")
+    command(sub, "metaschedule", example="tlp export metaschedule ./database --device workstation")(export_metaschedule)
+    command(sub, "parquet", example="tlp export parquet ./backup")(export_parquet)
+    return sub
+
+
+def import_metaschedule(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="Folder of a MetaSchedule JSON database.")],
+    device: DeviceOption,
+    target: Annotated[
+        str | None, typer.Option(help="Enroll the device as a data-set platform with this target, if it is new.")
+    ] = None,
+) -> Output:
+    """Import a MetaSchedule JSON database as measurements of a device."""
+    from tlp import exchange
+    from tlp.report import tables
+
+    settings, store = open_all()
+    report = exchange.import_metaschedule(store, settings, path, device=device, target=target)
+    return Output(report, lambda: tables.import_report(report))
+
+
+def import_parquet(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="Folder written by `tlp export parquet`.")],
+) -> Output:
+    """Import everything that `tlp export parquet` wrote; what is here already is left alone."""
+    from tlp import exchange
+    from tlp.report import tables
+
+    _settings, store = open_all()
+    report = exchange.import_folder(store, path)
+    return Output(report, lambda: tables.import_report(report))
+
+
+def export_metaschedule(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="Folder to write; must not exist or be empty.")],
+    device: DeviceOption,
+    network: Annotated[str | None, typer.Option(help="Only the subgraphs of this network.")] = None,
+) -> Output:
+    """Write the measured programs of a device as a MetaSchedule JSON database that stock TVM loads."""
+    from tlp import exchange
+    from tlp.report import tables
+
+    _settings, store = open_all()
+    report = exchange.export_metaschedule(store, path, device=device, network=network)
+    return Output(report, lambda: tables.facts("", list(report.items())))
+
+
+def export_parquet(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="Folder to write; must not exist or be empty.")],
+) -> Output:
+    """Write the whole store as Parquet files: a backup, and what other programs can read."""
+    from tlp import exchange
+    from tlp.report import tables
+
+    _settings, store = open_all()
+    report = exchange.export_folder(store, path)
+    return Output(report, lambda: tables.facts("", list(report.items())))
