@@ -15,6 +15,7 @@
     ├── RegistryError    exit 5   MLflow
     │   ├── RegistryUnavailableError   does not answer
     │   └── ModelFormatError     the version cannot be used by this release (encoder, files)
+    ├── ServiceError     exit 6   a server of `tlp up` does not come up
     └── InternalError    exit 70  ours; the only one shown with a traceback
 
 Every message names the values involved, and `next_command` is what to type next. Exit 130 is SIGINT.
@@ -45,6 +46,7 @@ __all__ = [
     "NotFoundError",
     "RegistryError",
     "RegistryUnavailableError",
+    "ServiceError",
     "StoreCorruptError",
     "StoreError",
     "StoreLockedError",
@@ -80,6 +82,12 @@ class RegistryUnavailableError(RegistryError):
 
 class ModelFormatError(RegistryError):
     """A model version cannot be used by this release (encoder version, missing or damaged files)."""
+
+
+class ServiceError(TlpError):
+    """A server of `tlp up` does not come up; its last words are in the message."""
+
+    exit_code = 6
 
 
 class InternalError(TlpError):

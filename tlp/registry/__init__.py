@@ -1,9 +1,9 @@
 """The model registry: the only place that talks to MLflow.
 
-`Registry` registers, resolves, promotes, rolls back and reconciles; `tlp.registry.rest` reads the champions through
-MLflow's REST API for callers that must not import MLflow. Importing this package does not import it either.
+`Registry` registers, resolves, promotes, rolls back and reconciles. Importing this package does not import MLflow.
 """
 
+from tlp.registry._mlflow import ENVIRONMENT as MLFLOW_ENVIRONMENT
 from tlp.registry._registry import Registry
 from tlp.registry._types import (
     CHAMPION,
@@ -18,6 +18,7 @@ from tlp.registry._types import (
 
 __all__ = [
     "CHAMPION",
+    "MLFLOW_ENVIRONMENT",
     "REJECTED",
     "ModelVersion",
     "Registry",

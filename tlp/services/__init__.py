@@ -1,0 +1,20 @@
+"""The servers of `tlp up`: MLflow, Prefect and a Prefect worker, all on this machine.
+
+`look` is cheap (one small file, a few pids) and imports neither MLflow nor Prefect; those only run as processes.
+"""
+
+from tlp.services._commands import POOL, prefect_env
+from tlp.services._state import Service, ServicesView, look, prefect_api_url
+from tlp.services._updown import down, temporary_services, up
+
+__all__ = [
+    "POOL",
+    "Service",
+    "ServicesView",
+    "down",
+    "look",
+    "prefect_api_url",
+    "prefect_env",
+    "temporary_services",
+    "up",
+]
