@@ -1,0 +1,122 @@
+"""Which subgraph of a network gets the next round of measurements.
+
+Ansor §6 (arXiv 2006.06762): the network's latency f = Σ wᵢ·gᵢ is a function of the rounds tᵢ given to each task, and
+the next round goes where |∂f/∂tᵢ| is largest:
+
+    ∂f/∂tᵢ ≈ wᵢ · (α · (gᵢ(tᵢ) − gᵢ(tᵢ − Δt)) / Δt  +  (1 − α) · (min(gᵢ(tᵢ) − gᵢ(tᵢ)/tᵢ, β · Cᵢ / V) − gᵢ(tᵢ)))
+
+with gᵢ the best latency after tᵢ rounds, Cᵢ the task's FLOP and V the best speed (FLOP/s) among similar tasks.
+Constants as in `auto_scheduler.TaskScheduler` (α 0.2, β 2, window 3).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class SchedulerTask:
+    """A subgraph as the scheduler sees it.
+
+    Attributes:
+        weight: how often it occurs in the network, ≥ 1.
+        flop: floating point operations of one execution; 0 if unknown.
+        kind: tasks of one kind (e.g. all `fused_conv2d_add_relu`) are taken to reach similar speeds.
+    """
+
+    weight: int
+    flop: float
+    kind: str
+
+
+@dataclass
+class _State:
+    history: list[float] = field(default_factory=list)  # best latency after each round, seconds; inf: none yet
+    retired: bool = False
+
+
+class TaskScheduler:
+    """Warm-up (one round each, the heaviest first), then the steepest gradient.
+
+    A task none of whose programs has run yet is tried again after the warm-up, `max_blank_rounds` rounds in all.
+
+    Args:
+        tasks: in any order; methods name them by index.
+        alpha: share of the backward difference.
+        beta: how much slower than its kind's best speed a task may be taken to end up.
+        window: rounds the backward difference looks back.
+        max_blank_rounds: rounds without a single measured latency after which a task is given up.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[SchedulerTask],
+        *,
+        alpha: float = 0.2,
+        beta: float = 2.0,
+        window: int = 3,
+        max_blank_rounds: int = 2,
+    ) -> None:
+        self._tasks = tuple(tasks)
+        self._alpha = alpha
+        self._beta = beta
+        self._window = window
+        self._max_blank_rounds = max_blank_rounds
+        self._states = [_State() for _ in self._tasks]
+        # A budget too small for all tasks should go to those that matter.
+        self._warm_up = sorted(range(len(self._tasks)), key=lambda i: (-self._tasks[i].weight * self._tasks[i].flop, i))
+
+    def next(self) -> int | None:
+        """The task for the next round; None if every task is retired."""
+        live = [i for i in self._warm_up if not self._states[i].retired]
+        for i in live:
+            if not self._states[i].history:
+                return i
+        for i in live:
+            if not self._has_latency(i):
+                return i
+        return min(live, key=self.gradient, default=None)
+
+    def record(self, index: int, best_latency_s: float | None) -> None:
+        """One round of a task is over; `best_latency_s` is the best known now, None if no program has run yet."""
+        state = self._states[index]
+        state.history.append(math.inf if best_latency_s is None else best_latency_s)
+        if best_latency_s is None and len(state.history) >= self._max_blank_rounds:
+            state.retired = True
+
+    def retire(self, index: int) -> None:
+        """Give this task no more rounds: its space is exhausted, or its search failed."""
+        self._states[index].retired = True
+
+    def rounds(self, index: int) -> int:
+        """Rounds the task had."""
+        return len(self._states[index].history)
+
+    def gradient(self, index: int) -> float:
+        """∂f/∂t of a task with a known latency, seconds per round, ≤ 0; see the module."""
+        history, task = self._states[index].history, self._tasks[index]
+        best, rounds = history[-1], len(history)
+        backward = 0.0
+        before = history[-1 - self._window] if rounds > self._window else math.inf
+        if math.isfinite(before):
+            backward = (best - before) / self._window
+        # The optimistic guess (as fast again as it got so far) and what similar tasks show to be possible.
+        reachable = best - best / rounds
+        speed = self._best_speed(task.kind)
+        if speed is not None and task.flop > 0:
+            reachable = min(reachable, self._beta * task.flop / speed)
+        return task.weight * (self._alpha * backward + (1 - self._alpha) * (reachable - best))
+
+    def _best_speed(self, kind: str) -> float | None:
+        speeds = [
+            task.flop / state.history[-1]
+            for index, (task, state) in enumerate(zip(self._tasks, self._states, strict=True))
+            if task.kind == kind and task.flop > 0 and self._has_latency(index)
+        ]
+        return max(speeds) if len(speeds) > 1 else None  # a task is no evidence for itself
+
+    def _has_latency(self, index: int) -> bool:
+        history = self._states[index].history
+        return bool(history) and math.isfinite(history[-1])
