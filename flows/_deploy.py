@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,13 +17,14 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.exceptions import ObjectAlreadyExists, PrefectException
 
 from flows import _run
-from tlp.errors import InvalidInputError, NotFoundError, UserError
+from tlp import services
+from tlp.errors import InvalidInputError, NotFoundError, ServiceError, UserError
 from tlp.settings import Settings
 
 if TYPE_CHECKING:
     from storage import MeasurementStore
 
-WORK_POOL = "tlp"
+WORK_POOL = services.POOL
 PROJECT_DIR = Path(__file__).resolve().parent.parent
 _DEPLOY_TIMEOUT_S = 180
 
@@ -78,7 +80,9 @@ def deploy(settings: Settings, store: MeasurementStore) -> dict[str, Any]:
             for device in store.list_devices():
                 client.upsert_global_concurrency_limit_by_name(_run.slot_name(device.name), 1)
     except (PrefectException, httpx.HTTPError) as exc:
-        raise UserError(f"Prefect at {url} refused: {type(exc).__name__} {exc}", next_command="tlp doctor") from exc
+        raise ServiceError(f"Prefect at {url} refused: {type(exc).__name__} {exc}", next_command="tlp doctor") from exc
+    scheduled = sorted(name for name, found in slugs.items() if found)
+    settings.deployed_path.write_text(json.dumps({"api_url": url, "scheduled": scheduled}))
     return {
         "api_url": url,
         "work_pool": WORK_POOL,

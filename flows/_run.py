@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -21,6 +20,7 @@ from prefect.settings import (
 )
 
 from tlp import runs, services
+from tlp.errors import ServiceError
 from tlp.home import open_home
 from tlp.settings import Settings, get_settings
 
@@ -76,6 +76,29 @@ def tracking(settings: Settings, url: str) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def server(settings: Settings, say: Callable[[str], None]) -> Iterator[str | None]:
+    """A Prefect API for the body: the one there is, else a server that ends with the body and keeps its records.
+
+    Yields its address; None if a server does not come up: the body then runs untracked, which is worth a line and
+    not a failure.
+    """
+    url = api_url(settings)
+    if url is not None:
+        yield url
+        return
+    with ExitStack() as stack:
+        try:
+            view = stack.enter_context(services.temporary_services(settings))
+        except ServiceError as exc:
+            say(f"no Prefect server, runs will not be on its page: {exc.message}")
+            yield None
+            return
+        os.environ["PREFECT_API_URL"] = str(view.prefect_api_url)
+        stack.callback(os.environ.pop, "PREFECT_API_URL", None)
+        yield view.prefect_api_url
+
+
 def step(task: Task[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run a stage: as a task of the flow run if there is one, as a plain function otherwise.
 
@@ -102,6 +125,11 @@ def markdown(key: str, text: str, description: str) -> None:
     """Keep a page with the flow run, if there is one."""
     if FlowRunContext.get() is not None:
         create_markdown_artifact(text, key=_key(key), description=description)
+
+
+def slot_name(device: str) -> str:
+    """The concurrency limit that shows in Prefect who works on a device."""
+    return f"device-{device}"
 
 
 def _key(text: str) -> str:

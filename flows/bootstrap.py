@@ -21,19 +21,23 @@ def enroll_device(device: str, target: str | None, min_samples: int | None) -> d
 
 
 @task(name="measure until quota", cache_policy=NO_CACHE, persist_result=False)
-def measure_until_quota(device: str, sampler: str) -> dict[str, Any]:
+def measure_until_quota(device: str, sampler: str, networks: list[str] | None) -> dict[str, Any]:
     """Measure until the device has the samples it needs to become a task."""
     settings, store = _run.begin()
-    return pipeline.fill_quota(store, settings, device, sampler=sampler)
+    return pipeline.fill_quota(store, settings, device, sampler=sampler, networks=networks)
 
 
 @flow(name="bootstrap", persist_result=False)
 def bootstrap(
-    device: str, target: str | None = None, min_samples: int | None = None, sampler: str = "random"
+    device: str,
+    target: str | None = None,
+    min_samples: int | None = None,
+    sampler: str = "random",
+    networks: list[str] | None = None,
 ) -> dict[str, Any]:
     """Enroll `device` if needed, measure until `min_samples`, train, promote. Run again after a crash, it goes on."""
     enrolled = _run.step(enroll_device, device, target, min_samples)
-    measured = _run.step(measure_until_quota, device, sampler)
+    measured = _run.step(measure_until_quota, device, sampler, networks)
     _run.table(f"bootstrap-{device}", [measured], f"Programs measured on {device}")
     _run.step(reconcile_registry)
     trained = _run.step(train_and_judge, device, False, False, False)

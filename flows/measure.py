@@ -12,15 +12,17 @@ from tlp import pipeline
 
 
 @task(name="measure programs", cache_policy=NO_CACHE, persist_result=False)
-def measure_programs(device: str, samples: int, sampler: str) -> dict[str, Any]:
+def measure_programs(device: str, samples: int, sampler: str, networks: list[str] | None) -> dict[str, Any]:
     """Measure and store that many programs."""
     settings, store = _run.begin()
-    return pipeline.measure(store, settings, device, samples=samples, sampler=sampler)
+    return pipeline.measure(store, settings, device, samples=samples, sampler=sampler, networks=networks)
 
 
 @flow(name="measure", persist_result=False)
-def measure(device: str, samples: int = 1000, sampler: str = "random") -> dict[str, Any]:
-    """Measure `samples` new programs of all workloads on a device."""
-    report: dict[str, Any] = _run.step(measure_programs, device, samples, sampler)
+def measure(
+    device: str, samples: int = 1000, sampler: str = "random", networks: list[str] | None = None
+) -> dict[str, Any]:
+    """Measure `samples` new programs on a device, of the subgraphs of `networks` (all if none are named)."""
+    report: dict[str, Any] = _run.step(measure_programs, device, samples, sampler, networks)
     _run.table(f"measure-{device}", [report], f"Programs measured on {device}")
     return report

@@ -33,6 +33,6 @@ def retrain(
     _run.step(reconcile_registry)
     report: dict[str, Any] = _run.step(train_and_judge, device, from_scratch, dry_run, force)
     reasons = "\n".join(f"- {reason}" for reason in (report["gate"] or {}).get("reasons", []))
-    text = f"**{report['model']}** version {report['version']}, promoted: {report['promoted']}. {report['reason']}\n{reasons}"
-    _run.markdown(f"retrain-{report['model']}", text, "Why a version was or was not promoted")
+    head = f"**{report['model']}** version {report['version']}, promoted: {report['promoted']}. {report['reason']}"
+    _run.markdown(f"retrain-{report['model']}", f"{head}\n{reasons}", "Why a version was or was not promoted")
     return report

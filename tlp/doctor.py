@@ -10,18 +10,24 @@ import importlib.metadata
 import platform
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import filelock
+import httpx
+import psutil
 from packaging.requirements import Requirement
 
-from storage import MeasurementStore, RunState, open_store
-from tlp import home, registry_view, runs, services
-from tlp.errors import InvalidInputError, TlpError, UserError
+from storage import MeasurementStore, RunState
+from tlp import _process, home, registry_view, services
+from tlp.errors import InvalidInputError, ServiceError, TlpError, UserError
 from tlp.settings import Settings, get_settings
 
 _DISTRIBUTION = "tlp-fleet"
 _PYTHON = (3, 11)
 _REINSTALL = "make .venv"
+_HTTP_TIMEOUT_S = 5.0
+_WORKER_FILE = Path(__file__).resolve().parent / "measure" / "worker.py"
 _INTEGRITY_LIMIT_ROWS = 200_000
 
 
@@ -49,7 +55,7 @@ def run_checks() -> list[dict[str, Any]]:
 
 
 def _checks() -> list[tuple[str, Check]]:
-    checks: list[tuple[str, Check]] = [
+    return [
         ("python", python_version),
         ("packages", package_versions),
         ("settings", lambda: f"TLP_HOME={get_settings().home}"),
@@ -59,14 +65,13 @@ def _checks() -> list[tuple[str, Check]]:
         ("measuring", lambda: _measuring(get_settings())),
         ("torch", lambda: _torch(get_settings())),
         ("registry", lambda: _registry(get_settings())),
-        ("services", lambda: _services(get_settings())),
-        ("prefect server", lambda: _prefect(get_settings())),
+        ("mlflow server", lambda: _server(get_settings(), "mlflow", "health")),
+        ("prefect server", lambda: _server(get_settings(), "prefect", "api/health")),
         ("worker", lambda: _worker(get_settings())),
         ("runs", lambda: _dead_runs(get_settings())),
         ("locks", lambda: _locks(get_settings())),
-        ("worker processes", lambda: _orphans(get_settings())),
+        ("orphans", lambda: _orphans(get_settings())),
     ]
-    return checks
 
 
 # -- installation ---------------------------------------------------------------------------------------------
@@ -166,3 +171,72 @@ def _registry(settings: Settings) -> str:
         raise InvalidInputError(warning.rsplit(":", 1)[0], next_command="tlp up")
     named = ", ".join(f"{row['name']} champion {row['champion_version'] or 'none'}" for row in rows)
     return f"{settings.mlflow_tracking_uri}: {named or 'no models yet'}"
+
+
+def _server(settings: Settings, name: str, health: str) -> str:
+    """A server that was started answers."""
+    view = services.look(settings)
+    url = view.mlflow_url if name == "mlflow" else view.prefect_url
+    if url is None:
+        started = [service for service in view.services if service.name == name]
+        if not started:
+            raise _SkippedError("not started; commands work without it: tlp up")
+        raise ServiceError(f"process {started[0].pid} is gone, its log is {started[0].log}", next_command="tlp up")
+    try:
+        with httpx.Client(timeout=_HTTP_TIMEOUT_S, trust_env=False) as client:
+            client.get(f"{url}/{health}").raise_for_status()
+    except httpx.HTTPError as exc:
+        raise ServiceError(f"{url} does not answer ({type(exc).__name__})", next_command="tlp down && tlp up") from exc
+    return url
+
+
+def _worker(settings: Settings) -> str:
+    view = services.look(settings)
+    started = [service for service in view.services if service.name == "worker"]
+    if not started:
+        raise _SkippedError("not started; schedules need one: tlp up")
+    if not started[0].alive:
+        raise ServiceError(f"process {started[0].pid} is gone, its log is {started[0].log}", next_command="tlp up")
+    return f"process {started[0].pid} on pool {services.POOL}"
+
+
+# -- what killed processes left ---------------------------------------------------------------------------------
+def _dead_runs(settings: Settings) -> str:
+    running = _open(settings).list_runs(state=RunState.RUNNING)
+    dead = [run for run in running if _process.is_gone(run.owner)]
+    if dead:
+        named = ", ".join(f"{run.run_id[:8]} ({run.kind})" for run in dead)
+        raise InvalidInputError(
+            f"{len(dead)} runs say RUNNING but their processes are gone: {named}; any run closes them",
+            next_command="tlp train --dry-run",
+        )
+    return f"{len(running)} at work"
+
+
+def _locks(settings: Settings) -> str:
+    """Who holds the locks; the kernel drops those of the dead, so a held one is never stale."""
+    held = []
+    for path in sorted(settings.locks_dir.glob("*.lock")):
+        lock = filelock.FileLock(path, timeout=0)
+        try:
+            with lock:
+                pass
+        except filelock.Timeout:
+            held.append(path.stem)
+    return f"held: {', '.join(held)}" if held else "none held"
+
+
+def _orphans(settings: Settings) -> str:
+    """Measuring workers whose parent, which they are told on their command line, is gone."""
+    del settings
+    lost = []
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        words = process.info["cmdline"] or []
+        if str(_WORKER_FILE) in words:
+            parent = words[words.index(str(_WORKER_FILE)) + 2]
+            if not psutil.pid_exists(int(parent)):
+                lost.append(str(process.info["pid"]))
+    if lost:
+        pids = " ".join(lost)
+        raise InvalidInputError(f"measuring workers without a parent: {pids}", next_command=f"kill {pids}")
+    return "no measuring worker without a parent"

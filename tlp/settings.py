@@ -133,6 +133,11 @@ class Settings(BaseSettings):
         return self.home / "artifacts"
 
     @property
+    def deployed_path(self) -> Path:
+        """What `tlp deploy` deployed last, so that `tlp status` can tell when schedules have no server."""
+        return self.home / "deployed.json"
+
+    @property
     def mlflow_tracking_uri(self) -> str:
         """The URI in force: `mlflow_uri`, or SQLite under `home` (always absolute)."""
         return self.mlflow_uri or f"sqlite:///{self.mlflow_dir / 'mlflow.db'}"

@@ -6,6 +6,8 @@ mlflow, prefect: it must answer in a second, and within five while a run writes.
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -81,7 +83,7 @@ def collect(settings: Settings, store: MeasurementStore) -> dict[str, Any]:
     devices = store.list_devices()
     counts = store.device_counts()
     services = look(settings)
-    models = registry_view.models(settings, store, services)
+    models, registry_warning = registry_view.models(settings, store)
     champions = {model["name"]: model["champion_version"] for model in models}
     pins = {(model["name"], device): v for model in models for device, v in model["pins"].items()}
     rows = []
@@ -96,7 +98,11 @@ def collect(settings: Settings, store: MeasurementStore) -> dict[str, Any]:
         "devices": rows,
         "models": models,
         "runs": [run_row(run) for run in store.list_runs(limit=_RECENT_RUNS)],
-        "warnings": warnings(devices, running, rows, services),
+        "warnings": [
+            *([registry_warning] if registry_warning else []),
+            *warnings(devices, running, rows, services),
+            *_schedules_without_server(settings, services),
+        ],
         "services": services.as_dict(),
     }
 
@@ -105,13 +111,12 @@ def warnings(
     devices: Sequence[Device], running: Sequence[Run], rows: Sequence[dict[str, Any]], services: ServicesView
 ) -> list[str]:
     """What a person should know, one sentence each, the command to type at its end."""
-    found = []
-    for run in running:
-        if _process.is_gone(run.owner):
-            found.append(
-                f"run {run.run_id[:8]} ({run.kind}) says RUNNING but its process {run.owner.get('pid')} is gone; "
-                f"the next run closes it: tlp {_again(run)}"
-            )
+    found = [
+        f"run {run.run_id[:8]} ({run.kind}) says RUNNING but its process {run.owner.get('pid')} is gone; "
+        f"the next run closes it: tlp {_again(run)}"
+        for run in running
+        if _process.is_gone(run.owner)
+    ]
     found += [
         f"device {device.name} is quarantined: tlp device show {device.name}; tlp device resume {device.name}"
         for device in devices
@@ -134,6 +139,32 @@ def warnings(
                 found.append(f"device {device.name} has its samples but no model: tlp train --device {device.name}")
     found += services.warnings()
     return found
+
+
+def device_detail(settings: Settings, store: MeasurementStore, name: str) -> dict[str, Any]:
+    """One device of `collect` with `target`, `facts`, `endpoint` and `history`. Raises NotFoundError."""
+    device = store.get_device(name)
+    row: dict[str, Any] = next(row for row in collect(settings, store)["devices"] if row["name"] == name)
+    events = [{"at": e.at, "state": e.state.value, "reason": e.reason} for e in store.device_events(name)]
+    return row | {
+        "target": dict(device.target),
+        "facts": dict(device.facts),
+        "endpoint": dict(device.endpoint),
+        "enrolled_at": device.enrolled_at,
+        "history": events,
+    }
+
+
+def _schedules_without_server(settings: Settings, services: ServicesView) -> list[str]:
+    if services.prefect_url is not None or os.environ.get("PREFECT_API_URL"):
+        return []
+    try:
+        scheduled = json.loads(settings.deployed_path.read_text())["scheduled"]
+    except (FileNotFoundError, ValueError, KeyError):
+        return []
+    if not scheduled:
+        return []
+    return [f"{', '.join(scheduled)} is deployed on a schedule but no Prefect server runs: tlp up"]
 
 
 def _again(run: Run) -> str:

@@ -10,8 +10,8 @@ import math
 import os
 import sys
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, is_dataclass
 from datetime import UTC, date, datetime
 from enum import Enum
@@ -37,7 +37,7 @@ class Output:
     """
 
     data: Any
-    text: Callable[[], RenderableType | Sequence[RenderableType]]
+    text: Callable[[], RenderableType | list[RenderableType]]
     exit_code: int = 0
 
 
@@ -54,10 +54,10 @@ state = _State()
 
 def jsonable(value: Any) -> Any:
     """Plain JSON types: times as ISO 8601 UTC, enums by value, dataclasses as objects, NaN and infinities as null."""
-    if value is None or isinstance(value, bool | int | str) and not isinstance(value, Enum):
-        return value
     if isinstance(value, Enum):
         return value.value
+    if value is None or isinstance(value, bool | int | str):
+        return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, datetime):
@@ -87,10 +87,9 @@ def emit(output: Output, *, as_json: bool, stream: TextIO) -> None:
     if as_json:
         stream.write(json.dumps(jsonable(output.data), indent=2, allow_nan=False) + "\n")
     else:
-        parts = output.text()
-        single = isinstance(parts, str) or not isinstance(parts, Sequence)
+        shown = output.text()
         out = console(stream)
-        for part in [parts] if single else parts:
+        for part in shown if isinstance(shown, list) else [shown]:
             out.print(part, markup=False) if isinstance(part, str) else out.print(part)
     stream.flush()
 
@@ -121,10 +120,8 @@ def answers_only() -> Iterator[TextIO]:
     finally:
         os.dup2(saved, 1)
         os.close(saved)
-        try:
+        with suppress(BrokenPipeError):  # the reader went away; the write before this has told so already
             answer.close()
-        except BrokenPipeError:
-            pass  # the reader went away; the write before this has told so already
 
 
 def command(app: typer.Typer, name: str, *, example: str) -> Callable[[Callable[..., Output]], Callable[..., None]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from tlp.cli._context import launch
+from tlp.cli._context import open_all, reach
 from tlp.cli._output import Output, command
 
 
@@ -20,5 +20,6 @@ def demo() -> Output:
     """
     from tlp.report import tables
 
-    report = launch("demo")
+    open_all()
+    report = reach("demo").start()
     return Output(report, lambda: tables.demo_report(report))

@@ -19,9 +19,12 @@ def measure(
     device: Annotated[str, typer.Argument(metavar="DEVICE", help="Device to measure on.")],
     samples: Annotated[int, typer.Option(min=1, help="Programs to measure.")],
     sampler: Annotated[str, typer.Option(help="How programs are chosen: random.")] = "random",
+    network: Annotated[
+        list[str] | None, typer.Option(help="Only subgraphs of this network; may be given several times.")
+    ] = None,
 ) -> Output:
-    """Measure new programs of all workloads on a device; every batch is stored at once."""
+    """Measure new programs on a device until so many more are OK; every batch is stored at once."""
     from tlp.report import tables
 
-    report = launch("measure", device=device, samples=samples, sampler=sampler)
+    report = launch("measure", device=device, samples=samples, sampler=sampler, networks=network or None)
     return Output(report, lambda: tables.measure_report(report))

@@ -112,7 +112,7 @@ def _family(store: Any, registry: Any, family: str | None) -> str:
     """The family meant: the one given, else the only one that has a model."""
     from tlp.errors import InvalidInputError, NotFoundError
 
-    known = sorted({v.model.removeprefix(registry.model_name("")) for v in registry.list_versions()})
+    known: list[str] = sorted({v.model.removeprefix(registry.model_name("")) for v in registry.list_versions()})
     if family is not None:
         return family
     if not known:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import typer
 
 from tlp.cli._context import open_all, reach
@@ -21,18 +23,17 @@ def up() -> Output:
     from tlp.report import tables
 
     settings, _store = open_all()
-    report = services.up(settings)
-    return Output(report, lambda: tables.services(report))
+    view = services.up(settings, _say)
+    return Output(view.as_dict(), lambda: tables.services(view.as_dict()))
 
 
 def down() -> Output:
     """Stop what `tlp up` started."""
     from tlp import services
-    from tlp.report import tables
 
     settings, _store = open_all()
-    report = services.down(settings)
-    return Output(report, lambda: tables.services(report))
+    stopped = [service.name for service in services.down(settings, _say)]
+    return Output({"stopped": stopped}, lambda: f"stopped: {', '.join(stopped) or 'nothing was running'}")
 
 
 def deploy() -> Output:
@@ -42,3 +43,7 @@ def deploy() -> Output:
     settings, store = open_all()
     report = reach("_deploy").deploy(settings, store)
     return Output(report, lambda: tables.deployments(report))
+
+
+def _say(name: str, what: str) -> None:
+    sys.stderr.write(f"{name}: {what}\n")

@@ -17,17 +17,18 @@ class Update(Protocol):
 
 
 @contextmanager
-def track(label: str, total: int) -> Iterator[Update]:
+def track(label: str, total: int, *, every: int = 1) -> Iterator[Update]:
     """Show the progress of the body under `label`; not to be nested.
 
     Args:
         label: what is being done, e.g. `measure this-cpu`.
         total: steps in all; at least 1.
+        every: without a terminal, one line per so many steps (and one at the end).
     """
     if sys.stderr.isatty():
         yield from _bar(label, total)
     else:
-        yield _lines(label, total)
+        yield _lines(label, total, every)
 
 
 def _bar(label: str, total: int) -> Iterator[Update]:
@@ -58,13 +59,17 @@ def _bar(label: str, total: int) -> Iterator[Update]:
         yield update
 
 
-def _lines(label: str, total: int) -> Update:
+def _lines(label: str, total: int, every: int) -> Update:
     started = time.monotonic()
     newest = total
+    shown = 0
 
     def update(done: int, note: str = "", *, total: int | None = None) -> None:
-        nonlocal newest
+        nonlocal newest, shown
         newest = total if total is not None else newest
+        if done < newest and done - shown < every:
+            return
+        shown = done
         tail = f"  {note}" if note else ""
         sys.stderr.write(f"{label}: {done}/{newest}  {time.monotonic() - started:.0f} s{tail}\n")
         sys.stderr.flush()

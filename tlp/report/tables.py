@@ -114,14 +114,14 @@ def status(data: Row) -> list[RenderableType]:
     """The answer of `tlp status`."""
     parts: list[RenderableType] = [devices(data["devices"])]
     if data["models"]:
-        cells = [(m["name"], m["champion_version"], m["versions"]) for m in data["models"]]
-        parts.append(make("models", ("name", "champion", "versions"), cells))
+        models = [(m["name"], m["champion_version"], m["versions"]) for m in data["models"]]
+        parts.append(make("models", ("name", "champion", "versions"), models))
     if data["runs"]:
-        cells = [
+        runs = [
             (r["run_id"][:8], r["kind"], r["state"], r["device"], when(r["started_at"]), r["reason"])
             for r in data["runs"]
         ]
-        parts.append(make("runs", ("run", "kind", "state", "device", "started (UTC)", "reason"), cells))
+        parts.append(make("runs", ("run", "kind", "state", "device", "started (UTC)", "reason"), runs))
     parts += [f"! {warning}" for warning in data["warnings"]]
     return parts
 
@@ -260,6 +260,24 @@ def import_report(report: Row) -> list[RenderableType]:
     parts += [f"skipped line {item['line']}: {item['reason']}" for item in shown]
     if len(report["skipped"]) > len(shown):
         parts.append(f"… and {len(report['skipped']) - len(shown)} more skipped (--json lists them)")
+    return parts
+
+
+# -- services -------------------------------------------------------------------------------------------------
+def services(report: Row) -> list[RenderableType]:
+    """The answer of `tlp up`."""
+    cells = [
+        (name, "down" if s["up"] is False else "up", s.get("url"), s.get("pid"), s.get("log")) for name, s in report.items()
+    ]
+    return [make("services", ("name", "state", "page", "process", "log"), cells), "next: tlp deploy; stop: tlp down"]
+
+
+def deployments(report: Row) -> list[RenderableType]:
+    """The answer of `tlp deploy`."""
+    cells = [(name, ", ".join(slugs) or "by hand") for name, slugs in report["deployments"].items()]
+    page = report["api_url"].removesuffix("/api")
+    parts: list[RenderableType] = [make(f"deployments on {page}", ("name", "schedules"), cells)]
+    parts += [f"deleted schedule {name}" for name in report["deleted_schedules"]]
     return parts
 
 

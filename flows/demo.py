@@ -1,0 +1,82 @@
+"""The whole loop on this machine, small: the same flows as ever, with the numbers of `tlp.demo.DemoPlan`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+
+from flows import _run
+from flows.bootstrap import bootstrap
+from flows.tune import tune
+from tlp import demo as plans
+from tlp import pipeline
+from tlp.settings import get_settings
+
+
+def start() -> dict[str, Any]:
+    """Run the demo with its small settings, tracked by a Prefect server of its own if none is up."""
+    plan = plans.DemoPlan()
+    with plans.small_settings(plan), _run.server(get_settings(), _say):
+        report: dict[str, Any] = _run.call(demo)
+        return report
+
+
+@task(name="load starter data", cache_policy=NO_CACHE, persist_result=False)
+def load_starter() -> dict[str, Any]:
+    """Bring in the samples of the auxiliary platforms that come with this program."""
+    settings, store = _run.begin()
+    return pipeline.load_starter(store, settings)
+
+
+@task(name="add networks", cache_policy=NO_CACHE, persist_result=False)
+def add_networks(names: list[str]) -> list[str]:
+    """Import real networks and store their subgraphs; those that are there already are left alone."""
+    _settings, store = _run.begin()
+    return [name for name in names if pipeline.add_builtin_once(store, name)]
+
+
+@task(name="compile and check", cache_policy=NO_CACHE, persist_result=False)
+def compile_best(network: str, device: str) -> dict[str, Any]:
+    """Compile the tuned network, compare it with torch, measure it tuned and untuned."""
+    settings, store = _run.begin()
+    return pipeline.compile_best(store, settings, network=network, device=device, compare_untuned=True)
+
+
+@task(name="draw", cache_policy=NO_CACHE, persist_result=False)
+def draw(trained: dict[str, Any], tuned: dict[str, Any], best: dict[str, Any]) -> dict[str, Any]:
+    """The last table and the plot."""
+    settings, store = _run.begin()
+    return plans.summary(store, settings, plans.DemoPlan(), trained=trained, tuned=tuned, best=best)
+
+
+@flow(name="demo", persist_result=False)
+def demo() -> dict[str, Any]:
+    """Enroll this machine, measure, train, register, promote, tune and compile."""
+    started = time.monotonic()
+    plan = plans.DemoPlan()
+    _say("1/6 starter data: samples of auxiliary platforms")
+    _run.step(load_starter)
+    _say(f"2/6 networks: {', '.join(plan.networks)}")
+    _run.step(add_networks, list(plan.networks))
+    _say("3/6 enroll this machine, measure programs, train MTL-TLP, evaluate, register, promote")
+    booted = _run.call(
+        bootstrap, device=plan.device, min_samples=plan.min_samples, networks=list(plan.measured_networks)
+    )
+    _say(f"4/6 tune {plan.tuned_network} with the champion")
+    tuned = _run.call(tune, network=plan.tuned_network, device=plan.device, trials=plans.trials(plan), resume=True)
+    _say("5/6 compile, check against torch, measure tuned and untuned")
+    best = _run.step(compile_best, plan.tuned_network, plan.device)
+    _say("6/6 table and plot")
+    report: dict[str, Any] = _run.step(draw, booted["trained"], tuned, best)
+    report["seconds"] = time.monotonic() - started
+    _run.table("demo", [{k: v for k, v in report.items() if isinstance(v, str | int | float)}], "The demo's outcome")
+    return report
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,55 @@
+"""prefect.yaml: what `tlp deploy` relies on."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+
+import pytest
+import yaml
+
+from flows import _deploy
+from tlp.errors import InvalidInputError, NotFoundError
+
+PATH = _deploy.PROJECT_DIR / "prefect.yaml"
+CONTENT = yaml.safe_load(PATH.read_text())
+
+
+def test_every_schedule_has_a_slug_and_none_says_active():
+    slugs = _deploy.wanted(PATH)
+    assert slugs == {"bootstrap": set(), "measure": set(), "retrain": {"nightly"}, "tune": {"nightly"}}
+    for deployment in CONTENT["deployments"]:
+        for schedule in deployment.get("schedules", []):
+            assert "active" not in schedule
+            assert schedule["timezone"]
+
+
+def test_entry_points_and_parameters_are_those_of_the_flows():
+    for deployment in CONTENT["deployments"]:
+        path, _, name = deployment["entrypoint"].partition(":")
+        flow = getattr(importlib.import_module(path.removesuffix(".py").replace("/", ".")), name)
+        inspect.signature(flow.fn).bind(**deployment["parameters"])
+        assert deployment["work_pool"]["name"] == _deploy.WORK_POOL
+
+
+def test_runs_that_must_not_pile_up_are_cancelled():
+    limits = {d["name"]: d.get("concurrency_limit") for d in CONTENT["deployments"]}
+    assert limits["retrain"] == limits["tune"] == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("deployments: [{name: a, schedules: [{cron: '0 2 * * *'}]}]", InvalidInputError),
+        ("deployments: []", InvalidInputError),
+        ("- a", InvalidInputError),
+        ("a: [", InvalidInputError),
+        (None, NotFoundError),
+    ],
+)
+def test_a_file_that_cannot_be_deployed_is_refused(tmp_path, text, error):
+    path = tmp_path / "prefect.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(error):
+        _deploy.wanted(path)
