@@ -75,11 +75,11 @@ def _fold_graph(graph: torch.fx.GraphModule) -> None:
     modules: dict[str, Any] = dict(graph.named_modules())
     called = [str(node.target) for node in graph.graph.nodes if node.op == "call_module"]
     for node in list(graph.graph.nodes):
-        norm = modules.get(str(node.target)) if node.op == "call_module" else None
+        norm: Any = modules.get(str(node.target)) if node.op == "call_module" else None
         if not _is_norm(norm) or not node.args:
             continue
         source = node.args[0]
-        layer = modules.get(str(source.target)) if getattr(source, "op", "") == "call_module" else None
+        layer: Any = modules.get(str(source.target)) if getattr(source, "op", "") == "call_module" else None
         # A layer or norm called twice has one set of weights for both places and cannot take up the norm of one.
         if len(source.users) > 1 or called.count(str(source.target)) > 1 or called.count(str(node.target)) > 1:
             continue

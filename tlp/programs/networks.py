@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -17,7 +18,7 @@ from storage import Network, NetworkTask, Workload
 from tlp.errors import InvalidInputError
 from tlp.names import validate_name
 from tlp.programs import zoo
-from tlp.programs._tvm import first_line, map_tvm_errors, quiet_loggers
+from tlp.programs._tvm import first_line, map_tvm_errors, quiet_loggers, without_known_warnings
 from tlp.programs.folding import fold_batch_norm
 from tlp.programs.workloads import workload_from_module
 
@@ -136,8 +137,15 @@ def import_relax(source: str, *, on_progress: Callable[[str], None] | None = Non
 
         for name in PASSES:
             say(name)
-            relax_module = getattr(relax.transform, name)()(relax_module)
+            with without_known_warnings() if _has_embedding(module) else nullcontext():
+                relax_module = getattr(relax.transform, name)()(relax_module)
     return ImportedNetwork(relax_module, module, example_args)
+
+
+def _has_embedding(module: nn.Module | None) -> bool:
+    import torch
+
+    return module is not None and any(isinstance(m, torch.nn.Embedding) for m in module.modules())
 
 
 def _torch_example(source: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:

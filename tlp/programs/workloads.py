@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from storage import Workload, canonical_json
-from tlp.programs._tvm import map_tvm_errors
+from tlp.programs._tvm import blocks_of, map_tvm_errors
 
 
 def workload_from_module(name: str, module: Any) -> Workload:
@@ -18,8 +18,8 @@ def workload_from_module(name: str, module: Any) -> Workload:
     workload. Block names count, because schedule primitives refer to blocks by name.
 
     Args:
-        name: as TVM names the task, e.g. `fused_conv2d_add_relu3`; the number at the end, which only tells tasks of one
-            network apart, is dropped.
+        name: as TVM names the task, e.g. `fused_conv2d_add_relu3`; the numbers, which only tell tasks of one
+            network apart, are dropped.
         module: `tvm.IRModule` as `meta_schedule` normalises it.
 
     Raises:
@@ -33,7 +33,7 @@ def workload_from_module(name: str, module: Any) -> Workload:
         args = arg_infos(module)
         digest = str(tvm_ffi.structural_hash(module) % 2**64)
         return Workload.make(
-            re.sub(r"\d+$", "", name),
+            re.sub(r"\d+(?=_|$)", "", name),
             tvm.ir.save_json(module),
             digest,
             {"args": [[dtype, list(shape)] for dtype, shape in args], "flop": float(estimate_tir_flops(module))},
@@ -41,7 +41,6 @@ def workload_from_module(name: str, module: Any) -> Workload:
         )
 
 
-@lru_cache(maxsize=256)
 def load_module(workload: Workload) -> Any:
     """The TIR module of a stored workload; cached, modules are immutable.
 
@@ -49,9 +48,17 @@ def load_module(workload: Workload) -> Any:
         InvalidInputError: this release of TVM cannot read it, e.g. it was imported from a much older one.
     """
     with map_tvm_errors(f"workload {workload.name} ({workload.workload_id}) cannot be read by this TVM"):
-        import tvm
+        return _parse(workload.mod_json)
 
-        return tvm.ir.load_json(workload.mod_json)
+
+@lru_cache(maxsize=256)
+def _parse(mod_json: str) -> Any:
+    import tvm
+
+    module = tvm.ir.load_json(mod_json)
+    if not isinstance(module, tvm.IRModule):
+        raise TypeError(f"a {type(module).__name__} instead of an IRModule")
+    return module
 
 
 def arg_infos(module: Any) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -66,15 +73,5 @@ def arg_infos(module: Any) -> tuple[tuple[str, tuple[int, ...]], ...]:
 
 
 def block_names(module: Any) -> list[str]:
-    """Names of the blocks of `main`, innermost first."""
-    from tvm import tirx
-    from tvm.s_tir import SBlock
-
-    names: list[str] = []
-
-    def visit(node: Any) -> None:
-        if isinstance(node, SBlock):
-            names.append(str(node.name_hint))
-
-    tirx.stmt_functor.post_order_visit(module["main"].body, visit)
-    return names
+    """Names of the blocks of all functions, outer blocks first."""
+    return [str(block.name_hint) for block in blocks_of(module)]
