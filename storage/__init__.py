@@ -3,13 +3,20 @@
 Never imports tlp's logic, torch, tvm or mlflow.
 """
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from storage._base import MeasurementStore
+from storage._open import open_store
 from storage._types import (
     Actor,
     Device,
     DeviceCounts,
     DeviceEvent,
     DeviceState,
+    ImportReport,
     Measurement,
     MeasurementBatch,
     MeasurementState,
@@ -21,11 +28,32 @@ from storage._types import (
     RunKind,
     RunState,
     Sketch,
+    SkippedLine,
     TuningResult,
     Workload,
     canonical_json,
     stable_id,
 )
+
+if TYPE_CHECKING:
+    from storage._duckdb import DuckDBStore
+    from storage._memory import MemoryStore
+    from storage.parquet import export_parquet, import_parquet
+
+# Backends import duckdb and polars: only when they are asked for.
+_LAZY = {
+    "DuckDBStore": "storage._duckdb",
+    "MemoryStore": "storage._memory",
+    "export_parquet": "storage.parquet",
+    "import_parquet": "storage.parquet",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'storage' has no attribute {name!r}")
+
 
 __all__ = [
     "Actor",
@@ -33,10 +61,13 @@ __all__ = [
     "DeviceCounts",
     "DeviceEvent",
     "DeviceState",
+    "DuckDBStore",
+    "ImportReport",
     "Measurement",
     "MeasurementBatch",
     "MeasurementState",
     "MeasurementStore",
+    "MemoryStore",
     "ModelEvent",
     "Network",
     "NetworkTask",
@@ -45,8 +76,12 @@ __all__ = [
     "RunKind",
     "RunState",
     "Sketch",
+    "SkippedLine",
     "TuningResult",
     "Workload",
     "canonical_json",
+    "export_parquet",
+    "import_parquet",
+    "open_store",
     "stable_id",
 ]

@@ -109,18 +109,37 @@ class MeasurementStore(ABC):
     def add_measurements(self, batch: MeasurementBatch) -> int:
         """Store one batch; returns how many measurements were new (a repeated measurement_id is not).
 
-        Raises InvalidInputError (a row breaks value-or-error; an unknown program, device or run; a finished run).
+        Raises InvalidInputError (a row breaks value-or-error; an unknown program, sketch, workload, device or run; a
+        finished run; decisions that are not as many as the sketch has).
+        """
+
+    @abstractmethod
+    def add_measurement_frames(
+        self, programs: pl.DataFrame, measurements: pl.DataFrame, *, sketches: Sequence[Sketch] = ()
+    ) -> int:
+        """`add_measurements` for rows that come in columns (importers): the same rules, one transaction.
+
+        Columns of `programs`: program_id, sketch_id, workload_id (String), decisions List(Int32); of `measurements`:
+        measurement_id, program_id, device, run_id, state, error (String), at Datetime(us, UTC),
+        run_secs List(Float64), latency_s Float64. A program may be left out if it is known.
         """
 
     @abstractmethod
     def add_sketches(self, sketches: Sequence[Sketch]) -> int:
-        """Add sketches that are new; returns how many were."""
+        """Add sketches that are new; returns how many were. Raises InvalidInputError for an unknown workload."""
 
     @abstractmethod
     def get_sketches(
         self, sketch_ids: Sequence[str] | None = None, *, workload_ids: Sequence[str] | None = None
     ) -> list[Sketch]:
         """Those sketches (all if neither is given), by sketch_id. Unknown ids are left out."""
+
+    @abstractmethod
+    def programs(self, *, devices: Sequence[str] | None = None) -> pl.DataFrame:
+        """Programs measured on any of those devices (all programs if None), in the order they were added.
+
+        Columns: program_id, sketch_id, workload_id (String), decisions List(Int32).
+        """
 
     @abstractmethod
     def watermark(self) -> int:

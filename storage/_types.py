@@ -124,8 +124,7 @@ class Workload:
     """One subgraph (a TIR module).
 
     Attributes:
-        workload_id: `stable_id("workload", mod_json)`; see `Workload.make`. The structural hash is not part of it:
-            it changes between TVM releases.
+        workload_id: `stable_id("workload", content key)`; see `Workload.make` and `tlp.programs.workloads`.
         name: readable, e.g. `fused_conv2d_add_relu`.
         mod_json: the module in TVM's JSON (`tvm.ir.save_json`).
         structural_hash: as TVM prints it, decimal text.
@@ -307,3 +306,36 @@ class DeviceCounts:
     samples_failed: int
     first_at: datetime | None
     last_at: datetime | None
+
+
+@dataclass(frozen=True)
+class SkippedLine:
+    """A row of an import that was left out. `line` counts from 1; `file` is given if there can be several."""
+
+    line: int
+    reason: str
+    file: str | None = None
+
+
+@dataclass(frozen=True)
+class ImportReport:
+    """What an import did.
+
+    Attributes:
+        read: measurements found in the source.
+        stored: of these, new in the store (failed ones included).
+        duplicates: of these, in the store already.
+        failed_measurements: of these, in an error state.
+        skipped: of these, left out, each with its reason.
+        workloads: workloads that were new.
+        more_skipped: left out like `skipped`, but no longer named one by one: a damaged source of any size must fit
+            memory. `read = stored + duplicates + len(skipped) + more_skipped`.
+    """
+
+    read: int
+    stored: int
+    duplicates: int
+    failed_measurements: int
+    skipped: tuple[SkippedLine, ...]
+    workloads: int
+    more_skipped: int = 0

@@ -1,0 +1,38 @@
+"""The DuckDB backend: one file, a connection per call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from storage._connection import Connector
+from storage._duckdb_catalog import CatalogTables
+from storage._duckdb_runs import RunTables
+from storage._duckdb_samples import SampleTables
+from storage._migrations import prepare
+
+
+class DuckDBStore(CatalogTables, SampleTables, RunTables):
+    """A `MeasurementStore` in one DuckDB file, shared by any number of processes.
+
+    The file and its folder are made if there are none. Do not open the file by other means (hashing, copying) in a
+    process that uses the store: closing any descriptor of it drops the process's lock (a rule of POSIX).
+
+    Args:
+        path: the file; `FILE.turn` (a lock file) and `FILE.wal` lie beside it.
+        lock_timeout_s: longest time a call waits for other processes, seconds.
+
+    Raises:
+        StoreVersionError, StoreCorruptError, StoreLockedError, StoreError: see `MeasurementStore`.
+    """
+
+    def __init__(self, path: Path | str, lock_timeout_s: float = 60.0) -> None:
+        self._connector = Connector(Path(path).expanduser().absolute(), lock_timeout_s)
+        prepare(self._connector)
+
+    @property
+    def path(self) -> Path:
+        """The store's file."""
+        return self._connector.path
+
+    def __repr__(self) -> str:
+        return f"DuckDBStore({str(self.path)!r})"

@@ -1,0 +1,164 @@
+"""Frames of programs and measurements: schemas, conversion from rows, and the checks every backend shares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import polars as pl
+
+from storage._types import Measurement, MeasurementState, Program
+from storage.errors import InvalidInputError
+
+PROGRAM_SCHEMA = pl.Schema(
+    {"program_id": pl.String(), "sketch_id": pl.String(), "workload_id": pl.String(), "decisions": pl.List(pl.Int32())}
+)
+MEASUREMENT_SCHEMA = pl.Schema(
+    {
+        "measurement_id": pl.String(),
+        "program_id": pl.String(),
+        "device": pl.String(),
+        "run_id": pl.String(),
+        "at": pl.Datetime("us", "UTC"),
+        "state": pl.String(),
+        "run_secs": pl.List(pl.Float64()),
+        "latency_s": pl.Float64(),
+        "error": pl.String(),
+    }
+)
+SAMPLE_COLUMNS = (
+    "seq",
+    "measurement_id",
+    "device",
+    "workload_id",
+    "sketch_id",
+    "program_id",
+    "decisions",
+    "latency_s",
+    "at",
+)
+OUTCOME_COLUMNS = (*(c for c in SAMPLE_COLUMNS if c != "decisions"), "run_id", "state", "error", "run_secs")
+BEST_COLUMNS = ("workload_id", "program_id", "sketch_id", "decisions", "latency_s")
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_STATES = [str(state) for state in MeasurementState]
+
+
+def utc_microseconds(at: datetime) -> int:
+    """Microseconds since 1970. Raises InvalidInputError for a datetime without time zone."""
+    if at.tzinfo is None:
+        raise InvalidInputError(f"the time {at.isoformat()} has no time zone")
+    return (at - _EPOCH) // _MICROSECOND
+
+
+def program_frame(programs: Sequence[Program]) -> pl.DataFrame:
+    """Programs as a frame of PROGRAM_SCHEMA. Raises InvalidInputError for decisions beyond 32 bits."""
+    columns: dict[str, list[Any]] = {
+        "program_id": [p.program_id for p in programs],
+        "sketch_id": [p.sketch_id for p in programs],
+        "workload_id": [p.workload_id for p in programs],
+        "decisions": [p.decisions for p in programs],
+    }
+    return _frame(columns, PROGRAM_SCHEMA, "programs")
+
+
+def measurement_frame(measurements: Sequence[Measurement]) -> pl.DataFrame:
+    """Measurements as a frame of MEASUREMENT_SCHEMA. Raises InvalidInputError for values of the wrong type."""
+    columns: dict[str, list[Any]] = {
+        "measurement_id": [m.measurement_id for m in measurements],
+        "program_id": [m.program_id for m in measurements],
+        "device": [m.device for m in measurements],
+        "run_id": [m.run_id for m in measurements],
+        "at": [utc_microseconds(m.at) for m in measurements],
+        "state": [str(m.state) for m in measurements],
+        "run_secs": [m.run_secs for m in measurements],
+        "latency_s": [m.latency_s for m in measurements],
+        "error": [m.error for m in measurements],
+    }
+    schema = pl.Schema({**MEASUREMENT_SCHEMA, "at": pl.Int64()})
+    return _frame(columns, schema, "measurements").with_columns(
+        pl.col("at").cast(pl.Datetime("us")).dt.replace_time_zone("UTC")
+    )
+
+
+def _frame(columns: dict[str, list[Any]], schema: pl.Schema, what: str) -> pl.DataFrame:
+    try:
+        return pl.DataFrame(columns, schema=schema, strict=True)
+    except (TypeError, OverflowError, pl.exceptions.PolarsError) as exc:
+        raise _wrong_type(what, exc) from exc
+
+
+def _wrong_type(what: str, exc: Exception) -> InvalidInputError:
+    first_line = next(iter(str(exc).splitlines()), type(exc).__name__)
+    return InvalidInputError(f"{what} hold a value of the wrong type: {first_line}")
+
+
+def conform(frame: pl.DataFrame, schema: pl.Schema, what: str) -> pl.DataFrame:
+    """The schema's columns of `frame` in its types. Raises InvalidInputError if one is missing or does not fit."""
+    missing = [name for name in schema if name not in frame.columns]
+    if missing:
+        raise InvalidInputError(f"{what} lack the column(s) {', '.join(missing)}")
+    try:
+        return frame.select(pl.col(name).cast(dtype) for name, dtype in schema.items())
+    except pl.exceptions.PolarsError as exc:
+        raise _wrong_type(what, exc) from exc
+
+
+def value_or_error_problems(measurements: pl.DataFrame) -> pl.DataFrame:
+    """Rows that break *value or error*: columns `row` (index) and `reason`, in row order."""
+    seconds = pl.col("run_secs")
+    latency = pl.col("latency_s")
+    ok = pl.col("state") == str(MeasurementState.OK)
+    count = seconds.list.len().fill_null(0)
+    # The smallest and the largest repeat bound the median: a latency outside is another unit or another program.
+    inside = (latency >= seconds.list.min() * (1 - 1e-9)) & (latency <= seconds.list.max() * (1 + 1e-9))
+    # NaN compares false with everything here, or true with `is_nan`: test it by itself.
+    finite_repeats = seconds.list.eval(pl.element().is_finite() & (pl.element() > 0)).list.all()
+    known = [pl.col(name).is_not_null() for name in MEASUREMENT_SCHEMA if name not in ("latency_s", "error")]
+    reason = (
+        pl.when(~pl.all_horizontal(known))
+        .then(pl.lit("a value is missing"))
+        .when(~pl.col("state").is_in(_STATES))
+        .then(pl.format("{} is not a state of a measurement", "state"))
+        .when(ok & pl.col("error").is_not_null())
+        .then(pl.lit("it is OK and has an error"))
+        .when(ok & (latency.is_null() | ~latency.is_finite() | (latency <= 0)).fill_null(True))
+        .then(pl.format("it is OK and its latency is {}", (latency.cast(pl.String) + " s").fill_null("missing")))
+        .when(ok & (count == 0))
+        .then(pl.lit("it is OK and has no repeats"))
+        .when(ok & ~finite_repeats.fill_null(False))
+        .then(pl.lit("a repeat is not a finite positive number of seconds"))
+        .when(ok & ~inside.fill_null(False))
+        .then(pl.format("its latency of {} s is not between its repeats", "latency_s"))
+        .when(~ok & (latency.is_not_null() | (count > 0)))
+        .then(pl.format("it is {} and has a latency", "state"))
+        .when(~ok & (pl.col("error").fill_null("") == ""))
+        .then(pl.format("it is {} and gives no reason", "state"))
+        .otherwise(None)
+    )
+    return (
+        measurements.with_row_index("row").select("row", reason.alias("reason")).filter(pl.col("reason").is_not_null())
+    )
+
+
+def check_value_or_error(measurements: pl.DataFrame) -> None:
+    """Raise InvalidInputError naming the first row that breaks *value or error*, and how many do."""
+    problems = value_or_error_problems(measurements)
+    if problems.height:
+        row, reason = problems.row(0)
+        name = measurements["measurement_id"][row]
+        raise InvalidInputError(
+            f"measurement {name} is refused: {reason} ({problems.height} of {measurements.height} rows of the batch)"
+        )
+
+
+def check_programs(programs: pl.DataFrame) -> None:
+    """Raise InvalidInputError if a value of a program is missing."""
+    complete = pl.all_horizontal(pl.col(name).is_not_null() for name in PROGRAM_SCHEMA) & ~(
+        pl.col("decisions").list.eval(pl.element().is_null()).list.any()
+    )
+    broken = programs.filter(~complete)
+    if broken.height:
+        raise InvalidInputError(f"program {broken['program_id'][0]} is refused: a value is missing")

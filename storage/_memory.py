@@ -1,0 +1,425 @@
+"""The in-memory store: the contract without a file. For tests and trials; nothing survives the process."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC
+from typing import Any
+
+import polars as pl
+
+from storage._base import MeasurementStore
+from storage._frames import (
+    BEST_COLUMNS,
+    MEASUREMENT_SCHEMA,
+    OUTCOME_COLUMNS,
+    PROGRAM_SCHEMA,
+    SAMPLE_COLUMNS,
+    check_programs,
+    check_value_or_error,
+    conform,
+    measurement_frame,
+    program_frame,
+)
+from storage._rows import (
+    check_outcome,
+    check_sketch,
+    checked_device,
+    checked_model_event,
+    checked_network,
+    checked_tuning_result,
+    checked_workload,
+    first_by,
+    json_text,
+    json_value,
+    not_found,
+    now_utc,
+)
+from storage._types import (
+    Device,
+    DeviceCounts,
+    DeviceEvent,
+    DeviceState,
+    MeasurementBatch,
+    MeasurementState,
+    ModelEvent,
+    Network,
+    Run,
+    RunKind,
+    RunState,
+    Sketch,
+    TuningResult,
+    Workload,
+)
+from storage.errors import AlreadyExistsError, InvalidInputError, NotFoundError
+
+_OK = str(MeasurementState.OK)
+
+
+class MemoryStore(MeasurementStore):
+    """A `MeasurementStore` that lives in this process only."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._devices: dict[str, Device] = {}
+        self._device_events: list[DeviceEvent] = []
+        self._workloads: dict[str, Workload] = {}
+        self._networks: dict[str, Network] = {}
+        self._sketches: dict[str, Sketch] = {}
+        self._programs = PROGRAM_SCHEMA.to_frame()
+        self._measurements = pl.Schema({"seq": pl.Int64(), **MEASUREMENT_SCHEMA}).to_frame()
+        self._runs: dict[str, Run] = {}
+        self._tuning_results: list[TuningResult] = []
+        self._model_events: list[ModelEvent] = []
+
+    def __repr__(self) -> str:
+        return "MemoryStore()"
+
+    # -- devices ----------------------------------------------------------------------------------------------
+    def add_device(self, device: Device, reason: str) -> None:
+        device = checked_device(device)
+        with self._lock:
+            if device.name in self._devices:
+                raise AlreadyExistsError(
+                    f"there is a device {device.name!r} already", next_command=f"tlp device show {device.name}"
+                )
+            self._devices[device.name] = device
+            self._device_events.append(DeviceEvent(device.name, now_utc(), device.state, reason))
+
+    def get_device(self, name: str) -> Device:
+        with self._lock:
+            if name not in self._devices:
+                raise not_found("device", name, self._devices, "tlp device list")
+            return _fresh_device(self._devices[name])
+
+    def list_devices(self) -> list[Device]:
+        with self._lock:
+            return [_fresh_device(self._devices[name]) for name in sorted(self._devices)]
+
+    def set_device_state(self, name: str, state: DeviceState, reason: str) -> None:
+        with self._lock:
+            device = self.get_device(name)
+            if device.state != state:
+                self._devices[name] = replace(device, state=state)
+                self._device_events.append(DeviceEvent(name, now_utc(), state, reason))
+
+    def device_events(self, name: str) -> list[DeviceEvent]:
+        with self._lock:
+            self.get_device(name)
+            return [event for event in self._device_events if event.device == name]
+
+    def device_counts(self) -> dict[str, DeviceCounts]:
+        with self._lock:
+            counts = {name: DeviceCounts(0, 0, None, None) for name in sorted(self._devices)}
+            grouped = self._measurements.group_by("device").agg(
+                (pl.col("state") == _OK).sum().alias("ok"),
+                (pl.col("state") != _OK).sum().alias("failed"),
+                pl.col("at").min().alias("first_at"),
+                pl.col("at").max().alias("last_at"),
+            )
+        for device, ok, failed, first_at, last_at in grouped.rows():
+            counts[device] = DeviceCounts(ok, failed, first_at.astimezone(UTC), last_at.astimezone(UTC))
+        return counts
+
+    # -- workloads and networks -------------------------------------------------------------------------------
+    def add_network(self, network: Network, workloads: Sequence[Workload]) -> None:
+        network = checked_network(network)
+        with self._lock:
+            if network.name in self._networks:
+                raise AlreadyExistsError(
+                    f"there is a network {network.name!r} already", next_command="tlp network list"
+                )
+            fresh = self._new_workloads(workloads)
+            unknown = {t.workload_id for t in network.tasks} - self._workloads.keys() - fresh.keys()
+            if unknown:
+                raise InvalidInputError(f"network {network.name} uses the unknown workload {min(unknown)}")
+            self._workloads.update(fresh)
+            self._networks[network.name] = network
+
+    def add_workloads(self, workloads: Sequence[Workload]) -> int:
+        with self._lock:
+            fresh = self._new_workloads(workloads)
+            self._workloads.update(fresh)
+            return len(fresh)
+
+    def _new_workloads(self, workloads: Iterable[Workload]) -> dict[str, Workload]:
+        wanted = first_by(workloads, "workload_id")
+        return {key: checked_workload(w) for key, w in wanted.items() if key not in self._workloads}
+
+    def get_network(self, name: str) -> Network:
+        with self._lock:
+            if name not in self._networks:
+                raise not_found("network", name, self._networks, "tlp network list")
+            return self._networks[name]
+
+    def list_networks(self) -> list[Network]:
+        with self._lock:
+            return [self._networks[name] for name in sorted(self._networks)]
+
+    def get_workloads(self, workload_ids: Sequence[str] | None = None) -> list[Workload]:
+        with self._lock:
+            for workload_id in workload_ids or ():
+                if workload_id not in self._workloads:
+                    raise NotFoundError(f"no workload {workload_id!r} in the store", next_command="tlp network list")
+            wanted = self._workloads if workload_ids is None else workload_ids
+            return [checked_workload(self._workloads[workload_id]) for workload_id in wanted]
+
+    # -- programs and measurements ----------------------------------------------------------------------------
+    def add_measurements(self, batch: MeasurementBatch) -> int:
+        return self.add_measurement_frames(
+            program_frame(batch.programs), measurement_frame(batch.measurements), sketches=batch.sketches
+        )
+
+    def add_measurement_frames(
+        self, programs: pl.DataFrame, measurements: pl.DataFrame, *, sketches: Sequence[Sketch] = ()
+    ) -> int:
+        programs = conform(programs, PROGRAM_SCHEMA, "programs").unique("program_id", keep="first", maintain_order=True)
+        measurements = conform(measurements, MEASUREMENT_SCHEMA, "measurements")
+        check_programs(programs)
+        check_value_or_error(measurements)
+        measurements = measurements.unique("measurement_id", keep="first", maintain_order=True)
+        with self._lock:
+            self._check_owners(measurements)
+            new_sketches = self._new_sketches(sketches)
+            new_programs = programs.join(self._programs, on="program_id", how="anti", maintain_order="left")
+            self._check_programs(new_programs, {**self._sketches, **new_sketches})
+            all_programs = pl.concat([self._programs, new_programs])
+            unknown = measurements.join(all_programs, on="program_id", how="anti", maintain_order="left")
+            if unknown.height:
+                raise InvalidInputError(f"measurements of the unknown program {unknown['program_id'][0]!r}")
+            new = measurements.join(self._measurements, on="measurement_id", how="anti", maintain_order="left")
+            start = self.watermark() + 1
+            numbered = new.select(pl.int_range(start, start + new.height, dtype=pl.Int64).alias("seq"), pl.all())
+            # Nothing can fail any more: all of it, or nothing.
+            self._sketches.update(new_sketches)
+            self._programs = all_programs
+            self._measurements = pl.concat([self._measurements, numbered])
+            return new.height
+
+    def _check_owners(self, measurements: pl.DataFrame) -> None:
+        for run_id in measurements["run_id"].unique(maintain_order=True):
+            run = self._runs.get(run_id)
+            if run is None:
+                raise InvalidInputError(f"measurements of the unknown run {run_id!r}")
+            if run.state.is_finished():
+                raise InvalidInputError(f"run {run_id} is finished ({run.state}) and takes no more measurements")
+        for name in measurements["device"].unique(maintain_order=True):
+            if name not in self._devices:
+                raise InvalidInputError(
+                    f"measurements of the unknown device {name!r}", next_command=f"tlp device enroll {name}"
+                )
+
+    def _check_programs(self, programs: pl.DataFrame, sketches: Mapping[str, Sketch]) -> None:
+        for program_id, sketch_id, workload_id, decisions in programs.iter_rows():
+            sketch = sketches.get(sketch_id)
+            if sketch is None:
+                raise InvalidInputError(f"program {program_id} has the unknown sketch {sketch_id}")
+            if sketch.workload_id != workload_id:
+                raise InvalidInputError(f"program {program_id} and its sketch {sketch_id} name different workloads")
+            if len(decisions) != sketch.decision_width:
+                raise InvalidInputError(
+                    f"program {program_id} has {len(decisions)} decisions, its sketch {sketch_id} takes "
+                    f"{sketch.decision_width}"
+                )
+
+    def add_sketches(self, sketches: Sequence[Sketch]) -> int:
+        with self._lock:
+            fresh = self._new_sketches(sketches)
+            self._sketches.update(fresh)
+            return len(fresh)
+
+    def _new_sketches(self, sketches: Iterable[Sketch]) -> dict[str, Sketch]:
+        fresh = {key: s for key, s in first_by(sketches, "sketch_id").items() if key not in self._sketches}
+        unknown = {s.workload_id for s in fresh.values()} - self._workloads.keys()
+        if unknown:
+            raise InvalidInputError(f"{len(unknown)} workload(s) of sketches are unknown, e.g. {min(unknown)}")
+        for sketch in fresh.values():
+            check_sketch(sketch)
+        return fresh
+
+    def get_sketches(
+        self, sketch_ids: Sequence[str] | None = None, *, workload_ids: Sequence[str] | None = None
+    ) -> list[Sketch]:
+        with self._lock:
+            return [
+                self._sketches[key]
+                for key in sorted(self._sketches)
+                if (sketch_ids is None or key in sketch_ids)
+                and (workload_ids is None or self._sketches[key].workload_id in workload_ids)
+            ]
+
+    def programs(self, *, devices: Sequence[str] | None = None) -> pl.DataFrame:
+        with self._lock:
+            if devices is None:
+                return self._programs.clone()
+            measured = self._measurements.filter(pl.col("device").is_in(list(devices)))
+            return self._programs.join(measured, on="program_id", how="semi", maintain_order="left")
+
+    def watermark(self) -> int:
+        with self._lock:
+            return self._measurements.height
+
+    def samples(
+        self,
+        *,
+        devices: Sequence[str] | None = None,
+        watermark: int | None = None,
+        after: int = 0,
+        workload_ids: Sequence[str] | None = None,
+    ) -> pl.DataFrame:
+        condition = (pl.col("state") == _OK) & (pl.col("seq") > after)
+        if watermark is not None:
+            condition &= pl.col("seq") <= watermark
+        if devices is not None:
+            condition &= pl.col("device").is_in(list(devices))
+        if workload_ids is not None:
+            condition &= pl.col("workload_id").is_in(list(workload_ids))
+        return self._joined().filter(condition).select(SAMPLE_COLUMNS)
+
+    def _joined(self) -> pl.DataFrame:
+        with self._lock:
+            return self._measurements.join(self._programs, on="program_id", how="left", maintain_order="left")
+
+    def iter_samples(
+        self,
+        *,
+        devices: Sequence[str] | None = None,
+        watermark: int | None = None,
+        after: int = 0,
+        batch_rows: int = 100_000,
+    ) -> Iterator[pl.DataFrame]:
+        if batch_rows < 1:
+            raise InvalidInputError(f"batch_rows is {batch_rows}; at least 1")
+        return self.samples(devices=devices, watermark=watermark, after=after).iter_slices(batch_rows)
+
+    def measurements(
+        self, *, device: str | None = None, run_id: str | None = None, states: Sequence[str] | None = None
+    ) -> pl.DataFrame:
+        condition = pl.lit(True)
+        if device is not None:
+            condition &= pl.col("device") == device
+        if run_id is not None:
+            condition &= pl.col("run_id") == run_id
+        if states is not None:
+            condition &= pl.col("state").is_in([str(state) for state in states])
+        return self._joined().filter(condition).select(OUTCOME_COLUMNS)
+
+    def measured_program_ids(self, device: str, workload_id: str) -> set[str]:
+        rows = self._joined().filter((pl.col("device") == device) & (pl.col("workload_id") == workload_id))
+        return set(rows["program_id"])
+
+    def best_programs(self, device: str, workload_ids: Sequence[str], *, top: int = 1) -> pl.DataFrame:
+        wanted = pl.DataFrame(
+            {"workload_id": list(dict.fromkeys(workload_ids))}, schema={"workload_id": pl.String}
+        ).with_row_index("place")
+        with self._lock:
+            timed = self.samples(devices=[device], workload_ids=workload_ids)
+            order = self._programs.select("program_id").with_row_index("program_no")
+        return (
+            timed.group_by("program_id", maintain_order=True)
+            .agg(pl.col("workload_id", "sketch_id", "decisions").first(), pl.col("latency_s").median())
+            .join(order, on="program_id", how="left", maintain_order="left")
+            .join(wanted, on="workload_id", how="inner", maintain_order="left")
+            .sort("place", "latency_s", "program_no")
+            .filter(pl.int_range(pl.len()).over("place") < top)
+            .select(BEST_COLUMNS)
+        )
+
+    # -- runs -------------------------------------------------------------------------------------------------
+    def start_run(
+        self, kind: RunKind, *, device: str | None, params: Mapping[str, Any], owner: Mapping[str, Any]
+    ) -> str:
+        run_id = uuid.uuid4().hex
+        run = Run(
+            run_id,
+            kind,
+            device,
+            json_value(json_text("params of a run", params)),
+            json_value(json_text("owner of a run", owner)),
+            now_utc(),
+            RunState.RUNNING,
+            "",
+            None,
+        )
+        with self._lock:
+            self._runs[run_id] = run
+        return run_id
+
+    def finish_run(self, run_id: str, state: RunState, reason: str, result: Mapping[str, Any] | None = None) -> None:
+        check_outcome(run_id, state)
+        values = json_value(json_text("result of a run", result or {}))
+        with self._lock:
+            run = self.get_run(run_id)
+            if run.state.is_finished():
+                raise InvalidInputError(f"run {run_id} was finished before, as {run.state}")
+            self._runs[run_id] = replace(run, state=state, reason=reason, finished_at=now_utc(), result=values)
+
+    def get_run(self, run_id: str) -> Run:
+        with self._lock:
+            if run_id not in self._runs:
+                raise NotFoundError(f"no run {run_id!r}", next_command="tlp status")
+            return _fresh_run(self._runs[run_id])
+
+    def list_runs(
+        self,
+        *,
+        kind: RunKind | None = None,
+        state: RunState | None = None,
+        device: str | None = None,
+        limit: int | None = None,
+    ) -> list[Run]:
+        with self._lock:
+            found = [
+                _fresh_run(run)
+                for run in reversed(self._runs.values())
+                if (kind is None or run.kind == kind)
+                and (state is None or run.state == state)
+                and (device is None or run.device == device)
+            ]
+        return found[:limit]
+
+    # -- tuning and models ------------------------------------------------------------------------------------
+    def add_tuning_results(self, results: Sequence[TuningResult]) -> None:
+        checked = [checked_tuning_result(result) for result in results]
+        with self._lock:
+            self._tuning_results.extend(checked)
+
+    def tuning_results(
+        self, *, network: str | None = None, device: str | None = None, run_id: str | None = None
+    ) -> list[TuningResult]:
+        with self._lock:
+            return [
+                r
+                for r in self._tuning_results
+                if (network is None or r.network == network)
+                and (device is None or r.device == device)
+                and (run_id is None or r.run_id == run_id)
+            ]
+
+    def add_model_event(self, event: ModelEvent) -> None:
+        event = checked_model_event(event)
+        with self._lock:
+            self._model_events.append(event)
+
+    def model_events(self, *, model: str | None = None, alias: str | None = None) -> list[ModelEvent]:
+        with self._lock:
+            return [
+                e
+                for e in self._model_events
+                if (model is None or e.model == model) and (alias is None or e.alias == alias)
+            ]
+
+
+def _copy(value: Mapping[str, Any]) -> dict[str, Any]:
+    return json_value(json_text("a stored value", value))
+
+
+def _fresh_device(device: Device) -> Device:
+    return replace(device, target=_copy(device.target), facts=_copy(device.facts), endpoint=_copy(device.endpoint))
+
+
+def _fresh_run(run: Run) -> Run:
+    return replace(run, params=_copy(run.params), owner=_copy(run.owner), result=_copy(run.result))

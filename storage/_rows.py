@@ -1,0 +1,143 @@
+"""What every backend does with rows: checks of values, JSON text, time zones."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from storage._types import Device, ModelEvent, Network, RunState, Sketch, TuningResult, Workload, canonical_json
+from storage.errors import InvalidInputError, NotFoundError
+
+_Row = TypeVar("_Row")
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
+
+
+def check_name(what: str, name: str) -> None:
+    """Raise InvalidInputError, with a suggestion, for a name that would not do as alias, key and file name."""
+    if _NAME.fullmatch(name):
+        return
+    suggestion = re.sub(r"[^a-z0-9_-]+", "-", name.lower()).strip("-_")[:40].rstrip("-_") or f"my-{what}"
+    raise InvalidInputError(
+        f"{name!r} is not a {what} name (a-z, 0-9, - and _, at most 40, the first a letter or digit); "
+        f"try {suggestion!r}"
+    )
+
+
+def not_found(what: str, name: str, existing: Iterable[str], next_command: str | None = None) -> NotFoundError:
+    """The error for an unknown name, with the names there are; the nearest first."""
+    names = sorted(existing)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    ordered = near + [n for n in names if n not in near]
+    shown = ", ".join(ordered[:20]) + (f" and {len(ordered) - 20} more" if len(ordered) > 20 else "")
+    return NotFoundError(f"no {what} {name!r}; there are: {shown or 'none'}", next_command=next_command)
+
+
+def json_text(what: str, value: Mapping[str, Any]) -> str:
+    """Canonical JSON. Raises InvalidInputError for what JSON cannot hold (NaN included)."""
+    try:
+        return canonical_json(value)
+    except (TypeError, ValueError) as exc:
+        raise InvalidInputError(f"{what} cannot be written as JSON: {exc}") from exc
+
+
+def json_value(text: str) -> dict[str, Any]:
+    """A mapping from stored JSON text."""
+    value: dict[str, Any] = json.loads(text)
+    return value
+
+
+def to_naive_utc(at: datetime) -> datetime:
+    """UTC without time zone, as stored. Raises InvalidInputError for a datetime without time zone."""
+    if at.tzinfo is None:
+        raise InvalidInputError(f"the time {at.isoformat()} has no time zone")
+    return at.astimezone(UTC).replace(tzinfo=None)
+
+
+def to_utc(at: datetime) -> datetime:
+    """A stored time as an aware one."""
+    return at.replace(tzinfo=UTC)
+
+
+def now_utc() -> datetime:
+    """Now, aware."""
+    return datetime.now(UTC)
+
+
+def checked_device(device: Device) -> Device:
+    """The device as any store returns it: JSON values copied, time in UTC. Raises InvalidInputError."""
+    check_name("device", device.name)
+    if device.min_samples < 1:
+        raise InvalidInputError(f"device {device.name} has min_samples {device.min_samples}; at least 1")
+    if not device.family:
+        raise InvalidInputError(f"device {device.name} has no ISA family")
+    return replace(
+        device,
+        target=json_value(json_text(f"target of device {device.name}", device.target)),
+        facts=json_value(json_text(f"facts of device {device.name}", device.facts)),
+        endpoint=json_value(json_text(f"endpoint of device {device.name}", device.endpoint)),
+        enrolled_at=to_utc(to_naive_utc(device.enrolled_at)),
+    )
+
+
+def checked_network(network: Network) -> Network:
+    """The network as any store returns it. Raises InvalidInputError: name, weights, a workload twice."""
+    check_name("network", network.name)
+    if not network.tasks:
+        raise InvalidInputError(f"network {network.name} has no tasks")
+    seen: set[str] = set()
+    for task in network.tasks:
+        if task.weight < 1:
+            raise InvalidInputError(f"task {task.task} of network {network.name} has weight {task.weight}; at least 1")
+        if task.workload_id in seen:
+            raise InvalidInputError(f"network {network.name} has the workload {task.workload_id} in two tasks")
+        seen.add(task.workload_id)
+    return replace(network, tasks=tuple(network.tasks), added_at=to_utc(to_naive_utc(network.added_at)))
+
+
+def checked_workload(workload: Workload) -> Workload:
+    """The workload as any store returns it. Raises InvalidInputError."""
+    context = json_value(json_text(f"context of workload {workload.name}", workload.context))
+    return replace(workload, context=context)
+
+
+def check_sketch(sketch: Sketch) -> None:
+    """Raise InvalidInputError for a negative width."""
+    if sketch.decision_width < 0:
+        raise InvalidInputError(f"sketch {sketch.sketch_id} has decision_width {sketch.decision_width}")
+
+
+def check_outcome(run_id: str, state: RunState) -> None:
+    """Raise InvalidInputError unless `state` ends a run."""
+    if not state.is_finished():
+        raise InvalidInputError(f"run {run_id} cannot be finished as {state}")
+
+
+def checked_tuning_result(result: TuningResult) -> TuningResult:
+    """The result as any store returns it. Raises InvalidInputError: a program without latency or the reverse."""
+    program, latency_s = result.best_program_id, result.best_latency_s
+    if (program is None) != (latency_s is None):
+        raise InvalidInputError(f"a tuning result has the program {program} but the latency {latency_s} s")
+    if latency_s is not None and not 0 < latency_s < float("inf"):
+        raise InvalidInputError(f"a tuning result has the latency {latency_s} s")
+    if result.trials < 0 or result.failed < 0:
+        raise InvalidInputError(f"a tuning result has {result.trials} trials, {result.failed} failed")
+    return replace(result, at=to_utc(to_naive_utc(result.at)))
+
+
+def checked_model_event(event: ModelEvent) -> ModelEvent:
+    """The event as any store returns it. Raises InvalidInputError for a time without zone."""
+    return replace(event, at=to_utc(to_naive_utc(event.at)))
+
+
+def first_by(rows: Iterable[_Row], key: str) -> dict[str, _Row]:
+    """Rows under their key, the first of equal ones, in order."""
+    found: dict[str, _Row] = {}
+    for row in rows:
+        found.setdefault(getattr(row, key), row)
+    return found

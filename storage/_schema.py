@@ -1,0 +1,170 @@
+"""The tables, as versioned migrations. A migration that was released is never edited; a change is a new one.
+
+Layout. Samples are counted in millions and arrive in small batches through short connections, so the two big tables
+carry no index (loading one costs more than the insert, and it triples the file). Their text keys are found through
+`id_hash`, the lower half of the key's MD5: scanning eight bytes per row takes milliseconds, and equality is then
+decided on the text itself. Measurements point to programs by number, in the order programs came, so that reading a
+range of `seq` touches only the matching part of `programs`.
+
+Times are naive UTC (`…_utc`): the connection's time zone must not matter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Migration:
+    """One step of the schema: its statements and its record are one transaction."""
+
+    version: int
+    name: str
+    statements: tuple[str, ...]
+
+
+_INITIAL = Migration(
+    1,
+    "initial",
+    (
+        """
+        CREATE TABLE devices (
+            name VARCHAR PRIMARY KEY,
+            target VARCHAR NOT NULL,  -- JSON
+            family VARCHAR NOT NULL,
+            min_samples BIGINT NOT NULL CHECK (min_samples >= 1),
+            facts VARCHAR NOT NULL,  -- JSON
+            endpoint VARCHAR NOT NULL,  -- JSON
+            enrolled_at_utc TIMESTAMP NOT NULL
+        )
+        """,
+        """
+        CREATE TABLE device_events (
+            event_no BIGINT NOT NULL,
+            device VARCHAR NOT NULL,
+            at_utc TIMESTAMP NOT NULL,
+            state VARCHAR NOT NULL,
+            reason VARCHAR NOT NULL
+        )
+        """,
+        """
+        CREATE TABLE workloads (
+            workload_id VARCHAR PRIMARY KEY,
+            workload_no BIGINT NOT NULL,
+            name VARCHAR NOT NULL,
+            mod_json VARCHAR NOT NULL,
+            structural_hash VARCHAR NOT NULL,
+            context VARCHAR NOT NULL  -- JSON
+        )
+        """,
+        """
+        CREATE TABLE networks (
+            name VARCHAR PRIMARY KEY,
+            holdout BOOLEAN NOT NULL,
+            source VARCHAR NOT NULL,
+            added_at_utc TIMESTAMP NOT NULL
+        )
+        """,
+        """
+        CREATE TABLE network_tasks (
+            network VARCHAR NOT NULL,
+            task_no INTEGER NOT NULL,
+            workload_id VARCHAR NOT NULL,
+            task VARCHAR NOT NULL,
+            weight INTEGER NOT NULL CHECK (weight >= 1)
+        )
+        """,
+        """
+        CREATE TABLE sketches (
+            sketch_id VARCHAR PRIMARY KEY,
+            workload_id VARCHAR NOT NULL,
+            language VARCHAR NOT NULL,
+            instructions_json VARCHAR NOT NULL,
+            decision_width INTEGER NOT NULL CHECK (decision_width >= 0)
+        )
+        """,
+        """
+        CREATE TABLE programs (
+            program_no BIGINT NOT NULL,
+            id_hash UBIGINT NOT NULL,
+            program_id VARCHAR NOT NULL,
+            sketch_id VARCHAR NOT NULL,
+            workload_id VARCHAR NOT NULL,
+            decisions INTEGER[] NOT NULL
+        )
+        """,
+        """
+        CREATE TABLE measurements (
+            seq BIGINT NOT NULL CHECK (seq >= 1),
+            id_hash UBIGINT NOT NULL,
+            measurement_id VARCHAR NOT NULL,
+            program_no BIGINT NOT NULL,
+            device VARCHAR NOT NULL,
+            run_id VARCHAR NOT NULL,
+            at_utc TIMESTAMP NOT NULL,
+            state VARCHAR NOT NULL,
+            run_secs DOUBLE[] NOT NULL,
+            latency_s DOUBLE,
+            error VARCHAR,
+            CHECK (
+                CASE WHEN state = 'OK'
+                THEN error IS NULL AND latency_s IS NOT NULL AND isfinite(latency_s) AND latency_s > 0
+                     AND len(run_secs) >= 1 AND list_min(run_secs) > 0 AND isfinite(list_max(run_secs))
+                ELSE latency_s IS NULL AND len(run_secs) = 0 AND error IS NOT NULL AND error <> ''
+                END
+            )
+        )
+        """,
+        """
+        CREATE TABLE runs (
+            run_id VARCHAR PRIMARY KEY,
+            run_no BIGINT NOT NULL,
+            kind VARCHAR NOT NULL,
+            device VARCHAR,
+            params VARCHAR NOT NULL,  -- JSON
+            owner VARCHAR NOT NULL,  -- JSON
+            started_at_utc TIMESTAMP NOT NULL
+        )
+        """,
+        # The primary key is what makes a run finish once.
+        """
+        CREATE TABLE run_outcomes (
+            run_id VARCHAR PRIMARY KEY,
+            at_utc TIMESTAMP NOT NULL,
+            state VARCHAR NOT NULL CHECK (state <> 'RUNNING'),
+            reason VARCHAR NOT NULL,
+            result VARCHAR NOT NULL  -- JSON
+        )
+        """,
+        """
+        CREATE TABLE tuning_results (
+            result_no BIGINT NOT NULL,
+            run_id VARCHAR NOT NULL,
+            network VARCHAR NOT NULL,
+            device VARCHAR NOT NULL,
+            workload_id VARCHAR NOT NULL,
+            at_utc TIMESTAMP NOT NULL,
+            trials BIGINT NOT NULL CHECK (trials >= 0),
+            failed BIGINT NOT NULL CHECK (failed >= 0),
+            best_program_id VARCHAR,
+            best_latency_s DOUBLE CHECK (best_latency_s IS NULL OR (isfinite(best_latency_s) AND best_latency_s > 0)),
+            model_version VARCHAR NOT NULL,
+            CHECK ((best_program_id IS NULL) = (best_latency_s IS NULL))
+        )
+        """,
+        """
+        CREATE TABLE model_events (
+            event_no BIGINT NOT NULL,
+            at_utc TIMESTAMP NOT NULL,
+            model VARCHAR NOT NULL,
+            alias VARCHAR NOT NULL,
+            from_version VARCHAR,
+            to_version VARCHAR,
+            by_actor VARCHAR NOT NULL,
+            reason VARCHAR NOT NULL
+        )
+        """,
+    ),
+)
+
+MIGRATIONS: tuple[Migration, ...] = (_INITIAL,)
