@@ -120,7 +120,8 @@ class WorkerProcess:
     def _last_line(self) -> str:
         size = os.fstat(self._log.fileno()).st_size
         text = os.pread(self._log.fileno(), 4096, max(0, size - 4096)).decode(errors="replace")
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        # A crash handler's stack frames say less than the line above them.
+        lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith('File "')]
         return lines[-1][: worker.REASON_CHARS] if lines else ""
 
     def kill(self) -> None:

@@ -104,6 +104,11 @@ class LocalRunner(Runner):
             repeat=settings.measure_repeat,
         )
 
+    @property
+    def pids(self) -> frozenset[int]:
+        """Process ids of the workers there are now; each is a process group of its own."""
+        return frozenset(slot.worker.pid for slot in self._slots if slot.worker is not None)
+
     def measure(self, inputs: Iterable[MeasureInput]) -> Iterator[MeasureOutcome]:
         """See `Runner.measure`."""
         if self._closed:

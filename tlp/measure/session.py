@@ -103,10 +103,11 @@ def measure_device(
     row = store.get_device(device)
     require_measurable(row)
     workloads = _workloads(store, workload_ids)
-    session = _Session(store, device, row.target, run_id, samples, settings.measure_batch, on_progress)
+    proposals = _propose(store, device, workloads, sampler, samples)
+    session = _Session(store, device, run_id, samples, settings.measure_batch, on_progress)
     with (
         device_activity(store, device, DeviceState.MEASURING, f"run {run_id}"),
-        Prefetch(_propose(store, device, workloads, sampler, samples), settings.measure_batch) as candidates,
+        Prefetch(_with_inputs(proposals, row.target), settings.measure_batch) as candidates,
     ):
         try:
             reason = session.run(candidates, runner)
@@ -148,6 +149,12 @@ def _propose(
         yield from fresh
 
 
+def _with_inputs(
+    candidates: Iterator[Candidate], target: Mapping[str, Any]
+) -> Iterator[tuple[Candidate, MeasureInput]]:
+    return ((candidate, candidate.to_input(target)) for candidate in candidates)
+
+
 class _Session:
     """Counts, the batch that is not committed yet, and the rule for stopping."""
 
@@ -155,7 +162,6 @@ class _Session:
         self,
         store: MeasurementStore,
         device: str,
-        target: Mapping[str, Any],
         run_id: str,
         samples: int,
         batch: int,
@@ -163,7 +169,6 @@ class _Session:
     ) -> None:
         self._store = store
         self._device = device
-        self._target = target
         self._run_id = run_id
         self._samples = samples
         self._batch = batch
@@ -180,7 +185,7 @@ class _Session:
     def _ok(self) -> int:
         return self._states[MeasurementState.OK]
 
-    def run(self, candidates: Iterator[Candidate], runner: Runner) -> str:
+    def run(self, candidates: Iterator[tuple[Candidate, MeasureInput]], runner: Runner) -> str:
         """Measure until enough are OK; returns "done" or why it ended before."""
         try:
             while (missing := self._samples - self._ok) > 0:
@@ -201,9 +206,8 @@ class _Session:
                 exc.add_note(f"{len(self._pending)} measurements could not be stored: {error}")
             raise
 
-    def _inputs(self, candidates: Iterator[Candidate]) -> Iterator[MeasureInput]:
-        for candidate in candidates:
-            job = candidate.to_input(self._target)
+    def _inputs(self, candidates: Iterator[tuple[Candidate, MeasureInput]]) -> Iterator[MeasureInput]:
+        for candidate, job in candidates:
             self._flying[job.key] = candidate
             yield job
 

@@ -88,10 +88,10 @@ class ValuePool:
         values = self._values.get(dtype)
         if values is None or values.size < size:
             kind = self._np.dtype(dtype)
-            if kind.kind == "f":
-                values = self._rng.random(size, dtype="float32").astype(kind)
-            else:
+            if kind.kind in "iub":
                 values = self._rng.integers(0, 2, size=size).astype(kind)
+            else:
+                values = self._rng.random(size, dtype="float32").astype(kind)
             self._values[dtype] = values
         return values[:size].reshape(tuple(shape))
 

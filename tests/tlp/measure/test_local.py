@@ -1,0 +1,163 @@
+"""Real worker processes and real TVM: programs that end in every way, and workers that never outlive their parent."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from storage import MeasurementState
+from tlp.errors import DeviceError, InvalidInputError
+from tlp.measure import _process, local
+from tlp.measure.local import LocalRunner
+from tlp.measure.testing import Ending, tiny_program
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[LocalRunner]:
+    with LocalRunner(build_timeout_s=5.0, run_timeout_s=1.5, repeat=4) as runner:
+        yield runner
+
+
+def wait_gone(pids: Collection[int], seconds: float = 10.0) -> set[int]:
+    """Those of `pids` that are still alive after at most that time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        alive = {pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE}
+        if not alive:
+            return set()
+        time.sleep(0.1)
+    return alive
+
+
+def test_every_ending_is_an_outcome_and_the_rest_goes_on(runner: LocalRunner) -> None:
+    inputs = [tiny_program(Ending.GOOD, "first")]
+    for ending in Ending:
+        inputs += [tiny_program(ending), tiny_program(Ending.GOOD, f"after {ending}")]
+    outcomes = {o.key: o for o in runner.measure(inputs)}
+    assert len(outcomes) == len(inputs)
+
+    expected = {
+        Ending.GOOD: (MeasurementState.OK, None),
+        Ending.SLEEPS: (MeasurementState.TIMEOUT, "run took longer than 1.5 s"),
+        Ending.ABORTS: (MeasurementState.RUN_ERROR, "worker died of signal 6 (SIGABRT)"),
+        Ending.SEGFAULTS: (MeasurementState.RUN_ERROR, "worker died of signal 11 (SIGSEGV)"),
+        Ending.BUILDS_FOR_EVER: (MeasurementState.TIMEOUT, "build took longer than 5 s"),
+        Ending.DOES_NOT_BUILD: (MeasurementState.BUILD_ERROR, "tvm_warp_shuffle"),
+    }
+    for ending, (state, reason) in expected.items():
+        outcome = outcomes[ending.value]
+        assert outcome.state is state, outcome
+        assert outcome.error == reason or (reason is not None and reason in (outcome.error or "")), outcome
+        assert outcomes[f"after {ending}"].state is MeasurementState.OK
+    assert outcomes[Ending.SEGFAULTS.value].error is not None
+    assert outcomes[Ending.SEGFAULTS.value].error.endswith("while running")
+
+
+def test_all_repeats_are_kept(runner: LocalRunner) -> None:
+    (outcome,) = runner.measure([tiny_program(Ending.GOOD)])
+    assert len(outcome.run_secs) == 4
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "bfloat16", "int8", "uint8", "int32", "int64", "bool"])
+def test_argument_dtypes(runner: LocalRunner, dtype: str) -> None:
+    (outcome,) = runner.measure([tiny_program(Ending.GOOD, dtype, dtype)])
+    assert outcome.state is MeasurementState.OK, outcome
+
+
+def test_a_worker_serves_many_programs_and_is_recycled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "RECYCLE_AFTER", 2)
+    seen = []
+    with LocalRunner() as runner:
+        for outcome in runner.measure([tiny_program(Ending.GOOD, f"p{i}") for i in range(4)]):
+            assert outcome.state is MeasurementState.OK
+            seen += runner.pids
+    assert len(set(seen)) == 2
+
+
+def test_a_worker_that_died_while_idle_costs_nobody_an_outcome() -> None:
+    with LocalRunner() as runner:
+        list(runner.measure([tiny_program(Ending.GOOD)]))
+        (pid,) = runner.pids
+        psutil.Process(pid).kill()
+        wait_gone({pid})
+        (outcome,) = runner.measure([tiny_program(Ending.GOOD)])
+    assert outcome.state is MeasurementState.OK
+
+
+def test_workers_outlive_the_thread_that_first_measured() -> None:
+    with LocalRunner() as runner:
+        thread = threading.Thread(target=lambda: list(runner.measure([tiny_program(Ending.GOOD)])))
+        thread.start()
+        thread.join()
+        before = runner.pids
+        (outcome,) = runner.measure([tiny_program(Ending.GOOD)])
+        assert outcome.state is MeasurementState.OK
+        assert runner.pids == before
+
+
+def test_closing_while_a_program_hangs_ends_the_worker() -> None:
+    runner = LocalRunner(run_timeout_s=60.0)
+    outcomes = runner.measure([tiny_program(Ending.GOOD), tiny_program(Ending.SLEEPS)])
+    next(outcomes)
+    pids = runner.pids
+    assert pids
+    outcomes.close()  # type: ignore[attr-defined]
+    runner.close()
+    assert not wait_gone(pids)
+
+
+def test_workers_that_do_not_start_are_a_device_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_process.sys, "executable", "/bin/false")
+    with LocalRunner() as runner, pytest.raises(DeviceError, match="3 workers in a row did not start"):
+        list(runner.measure([tiny_program(Ending.GOOD)]))
+    monkeypatch.setattr(_process.sys, "executable", "/nowhere/python")
+    with LocalRunner() as runner, pytest.raises(DeviceError, match="cannot be started"):
+        list(runner.measure([tiny_program(Ending.GOOD)]))
+
+
+def test_pinning() -> None:
+    core = sorted(psutil.Process().cpu_affinity() or [0])[-1]
+    with LocalRunner(cores=[[core]]) as pinned:
+        list(pinned.measure([tiny_program(Ending.GOOD)]))
+        assert [psutil.Process(pid).cpu_affinity() for pid in pinned.pids] == [[core]]
+    with pytest.raises(InvalidInputError, match="cores"):
+        LocalRunner(workers=2, cores=[[0]])
+
+
+PARENT = """
+import pickle, sys
+from tlp.measure.local import LocalRunner
+with open(sys.argv[1], "rb") as file, LocalRunner(run_timeout_s=300, workers=2) as runner:
+    for outcome in runner.measure(pickle.load(file)):
+        print(outcome.key, flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_no_worker_outlives_its_parent(number: signal.Signals, tmp_path: Path) -> None:
+    inputs = [tiny_program(Ending.GOOD, "a"), tiny_program(Ending.GOOD, "b")]
+    inputs += [tiny_program(Ending.SLEEPS, "c"), tiny_program(Ending.SLEEPS, "d")]
+    (tmp_path / "inputs").write_bytes(pickle.dumps(inputs))
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path / "inputs")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as parent:
+        assert parent.stdout is not None
+        assert {parent.stdout.readline().strip(), parent.stdout.readline().strip()} == {"a", "b"}
+        time.sleep(1.0)  # both workers are in native code by now
+        pids = {child.pid for child in psutil.Process(parent.pid).children()}
+        assert len(pids) == 2
+        parent.send_signal(number)
+        parent.wait(timeout=20)
+    assert not wait_gone(pids)
