@@ -126,7 +126,7 @@ def make(source: Path, out: Path) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as scratch:
         made = Path(scratch) / "starter"
-        files = export_parquet(store, made)
+        files = export_parquet(store, made, compression_level=19)
         out.mkdir(parents=True, exist_ok=True)
         for file in made.iterdir():
             shutil.copy(file, out / file.name)

@@ -210,9 +210,19 @@ def insert_sketches(con: Connection, sketches: Iterable[Sketch]) -> int:
     for sketch in fresh:
         check_sketch(sketch)
     if fresh:
-        con.executemany(
-            "INSERT INTO sketches VALUES (?, ?, ?, ?, ?)",
-            [[s.sketch_id, s.workload_id, s.language, s.instructions_json, s.decision_width] for s in fresh],
+        # Columns in one statement: executemany takes half a millisecond per row, and imports bring thousands.
+        con.execute(
+            """
+            INSERT INTO sketches SELECT unnest(?::VARCHAR[]), unnest(?::VARCHAR[]), unnest(?::VARCHAR[]),
+                unnest(?::VARCHAR[]), unnest(?::INTEGER[])
+            """,
+            [
+                [s.sketch_id for s in fresh],
+                [s.workload_id for s in fresh],
+                [s.language for s in fresh],
+                [s.instructions_json for s in fresh],
+                [s.decision_width for s in fresh],
+            ],
         )
     return len(fresh)
 
@@ -223,11 +233,18 @@ def _add_workloads(con: Connection, workloads: Iterable[Workload]) -> int:
     fresh = [checked_workload(w) for w in wanted.values() if w.workload_id not in known]
     if fresh:
         start = next_number(con, "workloads", "workload_no")
-        con.executemany(
-            "INSERT INTO workloads VALUES (?, ?, ?, ?, ?, ?)",
+        con.execute(
+            """
+            INSERT INTO workloads SELECT unnest(?::VARCHAR[]), unnest(?::BIGINT[]), unnest(?::VARCHAR[]),
+                unnest(?::VARCHAR[]), unnest(?::VARCHAR[]), unnest(?::VARCHAR[])
+            """,
             [
-                [w.workload_id, start + i, w.name, w.mod_json, w.structural_hash, json_text("context", w.context)]
-                for i, w in enumerate(fresh)
+                [w.workload_id for w in fresh],
+                [start + i for i in range(len(fresh))],
+                [w.name for w in fresh],
+                [w.mod_json for w in fresh],
+                [w.structural_hash for w in fresh],
+                [json_text("context", w.context) for w in fresh],
             ],
         )
     return len(fresh)

@@ -82,10 +82,12 @@ _SKETCH_SCHEMA = {
 }
 
 
-def export_parquet(store: MeasurementStore, folder: Path, *, devices: Sequence[str] | None = None) -> dict[str, int]:
+def export_parquet(
+    store: MeasurementStore, folder: Path, *, devices: Sequence[str] | None = None, compression_level: int = 3
+) -> dict[str, int]:
     """Write the store's devices, networks and measurements (only of `devices`, if given) to a new folder.
 
-    The folder appears complete or not at all. Returns the rows per file.
+    The folder appears complete or not at all. Returns the rows per file. `compression_level` is zstd's, 1 to 22.
 
     Raises:
         NotFoundError: an unknown device.
@@ -128,7 +130,7 @@ def export_parquet(store: MeasurementStore, folder: Path, *, devices: Sequence[s
     rows = {name: frame.height for name, frame in tables.items()}
     with _new_folder(folder) as draft:
         for name, frame in tables.items():
-            frame.write_parquet(draft / f"{name}.parquet", compression="zstd", compression_level=19)
+            frame.write_parquet(draft / f"{name}.parquet", compression="zstd", compression_level=compression_level)
         manifest = {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
@@ -283,7 +285,7 @@ def _import_tables(store: MeasurementStore, tables: dict[str, pl.DataFrame], run
 def _problems(store: MeasurementStore, rows: pl.DataFrame, programs: pl.DataFrame) -> pl.DataFrame:
     """Rows that cannot be stored, with the first reason each: columns row, reason."""
     devices = [device.name for device in store.list_devices()]
-    broken = value_or_error_problems(rows)
+    broken = value_or_error_problems(rows.drop("row"))
     strangers = rows.join(programs, on="program_id", how="anti", maintain_order="left").select(
         "row", pl.format("its program {} is not in programs.parquet", "program_id").alias("reason")
     )
