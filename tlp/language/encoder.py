@@ -1,0 +1,305 @@
+"""Schedule primitives as numbers: sketch + decisions → `(N, L, E)`.
+
+The layout is the paper's (TLP §4: one-hot kind, numbers, names as tokens, one row per primitive, cropped or padded to
+L×E), adapted to MetaSchedule traces. Widths were chosen on the traces of 187 workloads (7 to 34 instructions before
+`EnterPostproc`): without the instructions that only make handles or draw decisions, whose values are written where
+they are used (`tlp.language.rows`), 3 to 24 rows are left, hence L = 24.
+
+    columns                what                                                           width
+    KIND                   one-hot of the primitive; row 0 stands for padding                32
+    WORDS                  tokens: block name, two further texts (annotation key, value)      3
+    LOOP                   1 + the loop's position in its block, 0 none                       1
+    SCALARS                numbers that are not extents                                       2
+    FACTORS                Split: its factors, outermost first                                6
+    LOCATION               compute-at: at root, inlined, depth, Π extents outside, inside     5
+    NEST                   Reorder: extents of the new nest, innermost first; rest in last   24
+
+Extents are powers and products, so they are written as log2 (raw numbers cost 0.19 top-1 here); other numbers x as
+sign(x)·log2(1 + |x|). NEST and LOCATION repeat decisions of other rows on purpose: which loops are innermost, and how
+much runs inside a compute location, is what the latency depends on, and one attention layer would have to join up
+to eight rows for it. `metaschedule-1-paper` writes raw numbers and leaves those two out.
+
+**Pure.** The encoding depends on the sketch and the decisions only. What a sketch's decisions do not change is a
+template; N programs are filled by numpy indexing, with no Python loop over programs or primitives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from storage import Sketch
+from tlp.errors import InvalidInputError, ModelFormatError
+from tlp.language.rows import Extent, Location, Row, sketch_rows, sketch_words
+from tlp.language.sketch import DecisionKind, parse_sketch
+from tlp.language.vocabulary import UNKNOWN, Vocabulary
+
+KIND_SLOTS = 32
+WORD_SLOTS = 3
+KIND = slice(0, KIND_SLOTS)
+WORDS = slice(KIND.stop, KIND.stop + WORD_SLOTS)
+LOOP = WORDS.stop
+SCALARS = slice(LOOP + 1, LOOP + 3)
+FACTORS = slice(SCALARS.stop, SCALARS.stop + 6)
+LOCATION = slice(FACTORS.stop, FACTORS.stop + 5)
+NEST = slice(LOCATION.stop, LOCATION.stop + 24)
+WIDTH = NEST.stop  # E
+NUMBERS = slice(SCALARS.start, WIDTH)
+LENGTH = 24  # L
+LOOP_SLOTS = 16
+
+ENCODER_VERSION = "metaschedule-1"
+PAPER_ENCODER_VERSION = "metaschedule-1-paper"
+ENCODER_VERSIONS = (ENCODER_VERSION, PAPER_ENCODER_VERSION)
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.integer[Any]]
+
+
+def log_extent(value: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """log2 of an extent; 0 for what is not positive (an extent of 0 does not occur in a valid program)."""
+    return np.log2(np.maximum(np.asarray(value, dtype=np.float64), 1.0))
+
+
+def log_scalar(value: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """sign(x)·log2(1 + |x|): defined everywhere, 0 at 0."""
+    x = np.asarray(value, dtype=np.float64)
+    return np.sign(x) * np.log2(1.0 + np.abs(x))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A compute-at row: where its five cells start and what fills them."""
+
+    cell: int
+    location: Location
+    columns: npt.NDArray[np.int64]  # the nest's loops as columns of the value matrix, outermost first
+
+
+@dataclass(frozen=True)
+class SketchPlan:
+    """How to fill programs of one sketch.
+
+    Attributes:
+        template: `(L·E,)`, everything that does not depend on decisions.
+        rows: rows in use, at most L.
+        tables: candidates of each SampleCategorical: (decision column, values).
+        products: extents of more than one factor: (decision columns, constant); they become further value columns.
+        extent_cells: cells that take log2 of a value column.
+        extent_columns: those columns.
+        scalar_cells: cells that take `log_scalar` of a value column.
+        scalar_columns: those columns.
+        places: compute-at rows.
+    """
+
+    template: FloatArray
+    rows: int
+    width: int
+    tables: tuple[tuple[int, npt.NDArray[np.float64]], ...]
+    products: tuple[Extent, ...]
+    extent_cells: npt.NDArray[np.int64]
+    extent_columns: npt.NDArray[np.int64]
+    scalar_cells: npt.NDArray[np.int64]
+    scalar_columns: npt.NDArray[np.int64]
+    places: tuple[_Place, ...]
+
+
+class _PlanBuilder:
+    """Collects the cells of one sketch."""
+
+    def __init__(self, vocabulary: Vocabulary, length: int, decision_width: int, nest: bool) -> None:
+        self.vocabulary = vocabulary
+        self.length = length
+        self.width = decision_width
+        self.nest = nest
+        self.template = np.zeros((length, WIDTH), np.float32)
+        self.products: dict[Extent, int] = {}
+        self.extent_cells: list[tuple[int, int]] = []
+        self.scalar_cells: list[tuple[int, int]] = []
+        self.places: list[_Place] = []
+
+    def column(self, extent: Extent) -> int:
+        """Column of the value matrix that holds the extent."""
+        if len(extent.columns) == 1 and extent.constant == 1.0:
+            return extent.columns[0]
+        return self.products.setdefault(extent, self.width + len(self.products))
+
+    def add(self, index: int, row: Row) -> None:
+        """Write one row."""
+        cells = self.template[index]
+        kind = self.vocabulary.kind_id(row.kind)
+        cells[kind if kind < KIND_SLOTS else UNKNOWN] = 1.0
+        for i, word in enumerate(row.words[:WORD_SLOTS]):
+            cells[WORDS.start + i] = self.vocabulary.word_id(word) if word else 0
+        cells[LOOP] = min(row.loop, LOOP_SLOTS - 1)
+        base = index * WIDTH
+        for i, scalar in enumerate(row.scalars[:2]):
+            self.scalar_cells.append((base + SCALARS.start + i, self.column(scalar)))
+        for i, factor in enumerate(row.factors[: FACTORS.stop - FACTORS.start]):
+            self.extent_cells.append((base + FACTORS.start + i, self.column(factor)))
+        if row.location is not None:
+            columns = np.array([self.column(extent) for extent in row.location.nest], dtype=np.int64)
+            self.places.append(_Place(base + LOCATION.start, row.location, columns))
+        if self.nest:
+            for i, extent in enumerate(collapse(row.nest)):
+                self.extent_cells.append((base + NEST.start + i, self.column(extent)))
+
+
+def collapse(nest: Sequence[Extent]) -> list[Extent]:
+    """A nest, innermost first, in as many extents as NEST has columns: the outer rest becomes one product."""
+    limit = NEST.stop - NEST.start
+    if len(nest) <= limit:
+        return list(nest)
+    rest = Extent()
+    for extent in nest[limit - 1 :]:
+        rest = rest.times(extent)
+    return [*nest[: limit - 1], rest]
+
+
+class MetaScheduleEncoder:
+    """Encodes programs of the `metaschedule` language. Immutable; safe to share between threads.
+
+    Args:
+        vocabulary: numbers of kinds and words.
+        length: L, rows kept; later ones are cropped.
+        version: `metaschedule-1`, or `metaschedule-1-paper` for raw numbers.
+
+    Raises:
+        ModelFormatError: an encoder version this release does not have.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, *, length: int = LENGTH, version: str = ENCODER_VERSION) -> None:
+        if version not in ENCODER_VERSIONS:
+            raise ModelFormatError(
+                f"encoder version {version!r} is not one of this release's {', '.join(ENCODER_VERSIONS)}",
+                next_command="tlp train --from-scratch",
+            )
+        self.vocabulary = vocabulary
+        self.length = length
+        self.width = WIDTH
+        self.version = version
+        self.is_raw = version == PAPER_ENCODER_VERSION
+        self._plan = lru_cache(maxsize=4096)(self._build_plan)
+
+    def plan(self, sketch: Sketch) -> SketchPlan:
+        """The sketch's plan, cached. Raises InvalidInputError for a sketch that cannot be read."""
+        return self._plan(sketch)
+
+    def _build_plan(self, sketch: Sketch) -> SketchPlan:
+        _, slots = parse_sketch(sketch.instructions_json)
+        builder = _PlanBuilder(self.vocabulary, self.length, sketch.decision_width, not self.is_raw)
+        rows = sketch_rows(sketch)[: self.length]
+        for index, row in enumerate(rows):
+            builder.add(index, row)
+        tables = tuple(
+            (slot.start, np.asarray(slot.candidates, np.float64))
+            for slot in slots
+            if slot.kind is DecisionKind.CATEGORICAL
+        )
+        extents = np.array(builder.extent_cells, dtype=np.int64).reshape(-1, 2)
+        scalars = np.array(builder.scalar_cells, dtype=np.int64).reshape(-1, 2)
+        return SketchPlan(
+            template=builder.template.reshape(-1),
+            rows=len(rows),
+            width=sketch.decision_width,
+            tables=tables,
+            products=tuple(builder.products),
+            extent_cells=extents[:, 0],
+            extent_columns=extents[:, 1],
+            scalar_cells=scalars[:, 0],
+            scalar_columns=scalars[:, 1],
+            places=tuple(builder.places),
+        )
+
+    def encode(self, sketch: Sketch, decisions: npt.ArrayLike) -> FloatArray:
+        """Programs of one sketch as arrays.
+
+        Args:
+            sketch: the sketch.
+            decisions: `(N, D)` integers, D = `sketch.decision_width`.
+
+        Returns:
+            `(N, L, E)` float32.
+
+        Raises:
+            InvalidInputError: D is not the sketch's, or a categorical decision is out of range.
+        """
+        values = np.asarray(decisions)
+        plan = self.plan(sketch)
+        if values.ndim != 2 or values.shape[1] != plan.width:
+            raise InvalidInputError(
+                f"sketch {sketch.sketch_id} takes (N, {plan.width}) decisions, an array of shape {values.shape} given"
+            )
+        return self.fill(plan, values)
+
+    def fill(self, plan: SketchPlan, decisions: npt.NDArray[Any]) -> FloatArray:
+        """`encode` for a plan at hand; `decisions` is `(N, D)`."""
+        n = len(decisions)
+        out = np.empty((n, self.length * WIDTH), np.float32)
+        out[:] = plan.template
+        values = _values(plan, decisions)
+        if self.is_raw:
+            out[:, plan.extent_cells] = values[:, plan.extent_columns]
+            out[:, plan.scalar_cells] = values[:, plan.scalar_columns]
+        else:
+            out[:, plan.extent_cells] = log_extent(values)[:, plan.extent_columns]
+            out[:, plan.scalar_cells] = log_scalar(values[:, plan.scalar_columns])
+        for place in plan.places:
+            out[:, place.cell : place.cell + 5] = self._located(place, decisions, values)
+        return out.reshape(n, self.length, WIDTH)
+
+    def _located(
+        self, place: _Place, decisions: npt.NDArray[Any], values: npt.NDArray[np.float64]
+    ) -> npt.NDArray[np.float64]:
+        """`(N, 5)`: at root, inlined, depth, extents outside, extents inside."""
+        n = len(decisions)
+        location = place.location
+        index = np.full(n, location.index) if location.column is None else decisions[:, location.column]
+        cells = np.zeros((n, 5))
+        cells[:, 0] = index == -1
+        cells[:, 1] = index == -2
+        if self.is_raw:
+            cells[:, 2] = index
+            return cells
+        cells[:, 2] = log_scalar(np.maximum(index + 1, 0))
+        loops = len(place.columns)
+        if loops:
+            through = np.ones((n, loops + 1))
+            np.cumprod(values[:, place.columns], axis=1, out=through[:, 1:])
+            depth = np.clip(index + 1, 0, loops).astype(np.int64)
+            outside = through[np.arange(n), depth]
+            cells[:, 3] = log_extent(outside)
+            cells[:, 4] = log_extent(through[:, -1] / np.maximum(outside, 1.0))
+        return cells
+
+
+def _values(plan: SketchPlan, decisions: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """`(N, D + products)`: decisions with categoricals replaced by their candidates, then the products."""
+    values = np.empty((len(decisions), plan.width + len(plan.products)))
+    values[:, : plan.width] = decisions
+    for column, candidates in plan.tables:
+        chosen = decisions[:, column]
+        if len(chosen) and (chosen.min() < 0 or chosen.max() >= len(candidates)):
+            raise InvalidInputError(
+                f"decision {column} must be an index below {len(candidates)}, found {chosen.min()} to {chosen.max()}"
+            )
+        values[:, column] = candidates[chosen]
+    for i, extent in enumerate(plan.products):
+        values[:, plan.width + i] = values[:, list(extent.columns)].prod(axis=1) * extent.constant
+    return values
+
+
+def grow_vocabulary(vocabulary: Vocabulary, sketches: Iterable[Sketch]) -> Vocabulary:
+    """The vocabulary with what the sketches use appended."""
+    kinds: set[str] = set()
+    words: set[str] = set()
+    for sketch in sketches:
+        more_kinds, more_words = sketch_words(sketch)
+        kinds |= more_kinds
+        words |= more_words
+    return vocabulary.extended(kinds, words)

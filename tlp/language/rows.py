@@ -1,0 +1,256 @@
+"""A sketch read as rows: one row per primitive that transforms the program, its numbers still symbolic.
+
+An Ansor step carries its own numbers; a MetaSchedule instruction refers to handles that other instructions made. This
+module follows the handles, so that a row again carries its own block name, loop and numbers, and drops the
+instructions that only make handles or draw decisions:
+
+    dropped     GetSBlock, GetLoops, GetConsumers, GetProducers, GetChildBlocks, GetOutputBlocks, Sample*
+    kept        everything else, in trace order
+
+What is followed, per block: the nest of its loops, outermost first. `GetLoops` starts it; `Split` and `Fuse` replace
+loops; `Reorder` permutes those it names; `RFactor`'s new block starts with a copy of its parent's nest.
+The *anchor* is the block whose nest was changed last: a sampled compute location is an index into its loops.
+
+The extent of a loop is a product of decisions and a constant (`Extent`); a loop that was never split has none here
+(it is the workload's, not the schedule's) and counts as 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from storage import Sketch
+from tlp.errors import InvalidInputError
+from tlp.language.sketch import LANGUAGE, DecisionKind, DecisionSlot, Instruction, parse_sketch
+
+HANDLE_KINDS = frozenset(
+    {"GetSBlock", "GetBlock", "GetLoops", "GetConsumers", "GetProducers", "GetChildBlocks", "GetOutputBlocks"}
+)
+COMPUTE_AT = frozenset({"ComputeAt", "ReverseComputeAt"})
+
+
+@dataclass(frozen=True)
+class Extent:
+    """`constant` × Π over `columns` of the decision's value (a factor, or the candidate a categorical chose)."""
+
+    columns: tuple[int, ...] = ()
+    constant: float = 1.0
+
+    def times(self, other: Extent) -> Extent:
+        """The product."""
+        return Extent((*self.columns, *other.columns), self.constant * other.constant)
+
+
+ONE = Extent()
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a block goes in a nest.
+
+    Attributes:
+        column: decision that holds the loop index (-1 root, -2 inline); None: `index` is fixed.
+        index: the loop's index, if fixed.
+        nest: extents of the nest's loops, outermost first.
+    """
+
+    column: int | None
+    index: int
+    nest: tuple[Extent, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One primitive.
+
+    Attributes:
+        kind: its name.
+        words: block name, then up to two further texts (annotation key and value, scope, thread tag).
+        loop: 1 + position of its loop in its block's `GetLoops`; 0: it has no loop.
+        scalars: up to two numbers that are not extents (annotation value, attribute; Split: its block's loops).
+        factors: extents in order (Split: its factors, outermost first; others: the loop's).
+        nest: Reorder: extents of the loops in their new order, **innermost first**.
+        location: compute-at only.
+    """
+
+    kind: str
+    words: tuple[str, ...] = ()
+    loop: int = 0
+    scalars: tuple[Extent, ...] = ()
+    factors: tuple[Extent, ...] = ()
+    nest: tuple[Extent, ...] = ()
+    location: Location | None = None
+
+
+@dataclass
+class _State:
+    """What is known about handles after some instructions."""
+
+    blocks: dict[str, str] = field(default_factory=dict)  # block handle → name
+    nests: dict[str, list[str]] = field(default_factory=dict)  # block handle → loop handles, outermost first
+    owner: dict[str, str] = field(default_factory=dict)  # loop handle → block handle
+    position: dict[str, int] = field(default_factory=dict)  # loop handle → 1 + index in GetLoops
+    loops: dict[str, int] = field(default_factory=dict)  # block handle → loops it had at GetLoops
+    extent: dict[str, Extent] = field(default_factory=dict)  # loop or variable handle → extent
+    locations: dict[str, int] = field(default_factory=dict)  # sampled loop handle → decision column
+    anchor: str = ""  # block whose nest changed last
+
+    def word(self, handle: Any) -> str:
+        """Name of a block, or of the block a loop belongs to; empty if neither."""
+        if not isinstance(handle, str):
+            return ""
+        return self.blocks.get(handle) or self.blocks.get(self.owner.get(handle, ""), "")
+
+    def of(self, handle: Any) -> Extent:
+        """Extent of a loop, a variable or a literal; 1 if unknown (`None` factors, loops never split)."""
+        if isinstance(handle, (int, float)) and not isinstance(handle, bool):
+            return Extent((), float(handle))
+        return self.extent.get(handle, ONE) if isinstance(handle, str) else ONE
+
+    def derive(self, loop: str, outputs: Sequence[str]) -> None:
+        """`outputs` take the place of `loop` in its nest."""
+        block = self.owner.get(loop, "")
+        for out in outputs:
+            self.owner[out] = block
+            self.position[out] = self.position.get(loop, 0)
+        nest = self.nests.get(block, [])
+        if loop in nest:
+            at = nest.index(loop)
+            nest[at : at + 1] = outputs
+            self.anchor = block
+
+
+def _handles(state: _State, instruction: Instruction) -> None:
+    """Follow an instruction that only makes handles."""
+    kind, inputs, attrs, outputs = instruction
+    if kind in ("GetSBlock", "GetBlock"):
+        state.blocks[outputs[0]] = str(attrs[0])
+    elif kind == "GetLoops":
+        block = str(inputs[0])
+        state.nests[block] = list(outputs)
+        state.loops[block] = len(outputs)
+        for i, loop in enumerate(outputs):
+            state.owner[loop] = block
+            state.position[loop] = i + 1
+    else:  # GetConsumers → "consumer", GetProducers → "producer", …
+        name = kind.removeprefix("Get").removesuffix("s").lower()
+        state.blocks.update(dict.fromkeys(outputs, name))
+
+
+def _sample(state: _State, slot: DecisionSlot, outputs: Sequence[str]) -> None:
+    """Bind the outputs of a sampling instruction to their decisions."""
+    if slot.kind is DecisionKind.COMPUTE_LOCATION:
+        state.locations[outputs[0]] = slot.start
+    else:
+        for i, out in enumerate(outputs):
+            state.extent[out] = Extent((slot.start + i,))
+
+
+def _location(state: _State, block: str, loop: Any) -> Location:
+    if loop in state.locations:
+        anchor = state.anchor if state.anchor != block else ""
+        nest = tuple(state.of(handle) for handle in state.nests.get(anchor, ()))
+        return Location(state.locations[loop], 0, nest)
+    handles = state.nests.get(state.owner.get(loop, ""), [])
+    index = handles.index(loop) if loop in handles else -1
+    return Location(None, index, tuple(state.of(handle) for handle in handles))
+
+
+def _row(state: _State, instruction: Instruction) -> Row:
+    """The row of a transforming instruction; follows what it does to the nests."""
+    kind, inputs, attrs, outputs = instruction
+    first: str = inputs[0] if inputs and isinstance(inputs[0], str) else ""
+    loop = state.position.get(first, 0)
+    words = [state.word(first)]
+    if kind == "Split":
+        factors = tuple(state.of(f) for f in inputs[1:])
+        scalars = (Extent((), float(state.loops.get(state.owner.get(first, ""), 0))),)
+        state.derive(first, outputs)
+        state.extent.update(zip(outputs, factors, strict=False))
+        return Row(kind, tuple(words), loop, scalars, factors)
+    if kind == "Fuse":
+        product = ONE
+        for handle in inputs:
+            product = product.times(state.of(handle))
+        for handle in inputs[1:]:
+            nest = state.nests.get(state.owner.get(handle, ""), [])
+            if handle in nest:
+                nest.remove(handle)
+        state.derive(first, outputs)
+        state.extent[outputs[0]] = product
+        return Row(kind, tuple(words), loop, (), (product,))
+    if kind == "Reorder":
+        block = state.owner.get(first, "")
+        nest = state.nests.get(block, [])
+        named = iter(inputs)
+        state.nests[block] = [next(named) if handle in inputs else handle for handle in nest]
+        state.anchor = block
+        return Row(kind, tuple(words), nest=tuple(state.of(handle) for handle in reversed(inputs)))
+    if kind in COMPUTE_AT:
+        return Row(kind, tuple(words), state.position.get(inputs[1], 0), location=_location(state, first, inputs[1]))
+    if kind == "RFactor":
+        parent = state.owner.get(first, "")
+        state.nests[outputs[0]] = list(state.nests.get(parent, ()))
+        state.anchor = parent
+    for out in outputs:
+        if out.startswith("b"):
+            state.blocks[out] = state.word(first)
+        elif first:
+            state.derive(first, [out])
+    scalars_: list[Extent] = []
+    for value in (*attrs, *inputs[1:]):
+        if isinstance(value, str) and value in state.extent:
+            scalars_.append(state.extent[value])
+        elif isinstance(value, str):
+            words.append(value)
+        elif isinstance(value, (int, float)):
+            scalars_.append(Extent((), float(value)))
+    factors = (state.of(first),) if loop else ()
+    return Row(kind, tuple(words[:3]), loop, tuple(scalars_[:2]), factors)
+
+
+def read_rows(instructions: Sequence[Instruction], slots: Sequence[DecisionSlot]) -> tuple[Row, ...]:
+    """The rows of a list of instructions.
+
+    Raises:
+        InvalidInputError: an instruction is not `[kind, inputs, attrs, outputs]` with what its kind needs.
+    """
+    state = _State()
+    by_instruction = {slot.instruction: slot for slot in slots}
+    rows: list[Row] = []
+    for index, instruction in enumerate(instructions):
+        try:
+            if index in by_instruction:
+                _sample(state, by_instruction[index], instruction[3])
+            elif instruction[0] in HANDLE_KINDS:
+                _handles(state, instruction)
+            else:
+                rows.append(_row(state, instruction))
+        except (IndexError, TypeError, ValueError, StopIteration) as exc:
+            raise InvalidInputError(f"instruction {index} cannot be read: {instruction!r} ({exc!r})") from exc
+    return tuple(rows)
+
+
+@lru_cache(maxsize=4096)
+def _rows_of_text(instructions_json: str) -> tuple[Row, ...]:
+    return read_rows(*parse_sketch(instructions_json))
+
+
+def sketch_rows(sketch: Sketch) -> tuple[Row, ...]:
+    """The rows of a stored sketch, cached.
+
+    Raises:
+        InvalidInputError: the sketch is of another schedule language, or malformed.
+    """
+    if sketch.language != LANGUAGE:
+        raise InvalidInputError(f"sketch {sketch.sketch_id} is in language {sketch.language!r}, not {LANGUAGE!r}")
+    return _rows_of_text(sketch.instructions_json)
+
+
+def sketch_words(sketch: Sketch) -> tuple[set[str], set[str]]:
+    """The kinds and the words that the sketch's rows use."""
+    rows = sketch_rows(sketch)
+    return {row.kind for row in rows}, {word for row in rows for word in row.words if word}

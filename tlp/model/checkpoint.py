@@ -1,0 +1,210 @@
+"""A model version as a directory that is enough alone.
+
+    weights.safetensors   the network's state
+    config.json           `TLPConfig`: sizes, encoder version, heads
+    vocabulary.json       numbers of kinds and words
+    manifest.json         where it came from (`Manifest`)
+
+Nothing is pickled. Loading checks everything before a tensor is used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from tlp.errors import ModelFormatError
+from tlp.language.encoder import ENCODER_VERSIONS, WIDTH, MetaScheduleEncoder
+from tlp.language.vocabulary import Vocabulary
+from tlp.model.config import TLPConfig
+from tlp.model.network import MTLTLP
+
+WEIGHTS = "weights.safetensors"
+CONFIG = "config.json"
+VOCABULARY = "vocabulary.json"
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+_AGAIN = "tlp train --from-scratch"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Where a checkpoint came from.
+
+    Attributes:
+        family: ISA family of its heads.
+        encoder_version: as in the config; stands here so that a reader of the manifest sees it.
+        heads: device names, as in the config.
+        targets: TVM target of each head's device.
+        samples: OK samples of each device in the snapshot it was trained on.
+        watermark: largest sequence number of that snapshot.
+        holdout: networks that were held out; empty if workloads were, by hash.
+        strategy: how the data entered the model (`joint`).
+        parent: version it was trained from, None if from scratch.
+        seeds: seeds of the training.
+        metrics: final figures, e.g. `train_loss`, `validation_top1`, `seconds`.
+        curves: one list per figure, one value per epoch.
+        format: version of the directory's layout.
+    """
+
+    family: str
+    encoder_version: str
+    heads: tuple[str, ...]
+    targets: Mapping[str, Mapping[str, Any]]
+    samples: Mapping[str, int]
+    watermark: int
+    holdout: tuple[str, ...]
+    strategy: str
+    parent: str | None
+    seeds: tuple[int, ...]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    curves: Mapping[str, list[float]] = field(default_factory=dict)
+    format: int = FORMAT
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON; the inverse of `from_json`."""
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Manifest:
+        """A manifest from `to_json`'s value. Raises ModelFormatError."""
+        if value.get("format") != FORMAT:
+            raise ModelFormatError(
+                f"manifest.json is of format {value.get('format')!r}, this release reads format {FORMAT}",
+                next_command=_AGAIN,
+            )
+        try:
+            fields: dict[str, Any] = {
+                key: tuple(v) if key in ("heads", "holdout", "seeds") else v for key, v in value.items()
+            }
+            return Manifest(**fields)
+        except TypeError as exc:
+            raise ModelFormatError(f"manifest.json does not fit this release: {exc}", next_command=_AGAIN) from exc
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A trained model in memory; `save` and `load` are inverse."""
+
+    config: TLPConfig
+    vocabulary: Vocabulary
+    manifest: Manifest
+    state: Mapping[str, Tensor]
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """Devices with a head, in order."""
+        return self.config.heads
+
+    @property
+    def encoder_version(self) -> str:
+        """The encoder whose arrays the network reads."""
+        return self.config.encoder_version
+
+    def encoder(self) -> MetaScheduleEncoder:
+        """The encoder the model was trained with."""
+        return MetaScheduleEncoder(self.vocabulary, length=self.config.length, version=self.config.encoder_version)
+
+    def network(self) -> MTLTLP:
+        """A network with these weights, in evaluation mode."""
+        network = MTLTLP(self.config)
+        network.load_state_dict(dict(self.state))
+        return network.eval()
+
+    def save(self, directory: Path) -> Path:
+        """Write the four files; the directory is made. Returns it."""
+        directory.mkdir(parents=True, exist_ok=True)
+        tensors = {key: value.detach().cpu().contiguous() for key, value in self.state.items()}
+        (directory / WEIGHTS).write_bytes(save_tensors(tensors))
+        for name, value in (
+            (CONFIG, self.config.to_json()),
+            (VOCABULARY, self.vocabulary.to_json()),
+            (MANIFEST, self.manifest.to_json()),
+        ):
+            (directory / name).write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
+        return directory
+
+    @staticmethod
+    def load(directory: Path) -> Checkpoint:
+        """Read and check a checkpoint directory.
+
+        Raises:
+            ModelFormatError: a file is missing or damaged; another encoder version; config, manifest and weights
+                disagree. The message has both values.
+        """
+        config_json = _read_json(directory, CONFIG)
+        version = config_json.get("encoder_version")
+        if version not in ENCODER_VERSIONS:
+            raise ModelFormatError(
+                f"the model in {directory} needs encoder {version!r}, this release has {', '.join(ENCODER_VERSIONS)}",
+                next_command=_AGAIN,
+            )
+        config = TLPConfig.from_json(config_json)
+        manifest = Manifest.from_json(_read_json(directory, MANIFEST))
+        vocabulary = Vocabulary.from_json(_read_json(directory, VOCABULARY))
+        for what, found, expected in (
+            ("encoder version", manifest.encoder_version, config.encoder_version),
+            ("heads", manifest.heads, config.heads),
+            ("row width", config.width, WIDTH),
+        ):
+            if found != expected:
+                raise ModelFormatError(
+                    f"the model in {directory} does not fit together: {what} is {found!r}, expected {expected!r}",
+                    next_command=_AGAIN,
+                )
+        try:
+            state = load_tensors(_read(directory, WEIGHTS))
+        except SafetensorError as exc:
+            raise ModelFormatError(f"{directory / WEIGHTS} is damaged: {exc}", next_command=_AGAIN) from exc
+        _check_shapes(directory, config, state)
+        return Checkpoint(config, vocabulary, manifest, state)
+
+
+def _read(directory: Path, name: str) -> bytes:
+    try:
+        return (directory / name).read_bytes()
+    except OSError as exc:
+        raise ModelFormatError(
+            f"{directory} is not a complete model: {name} cannot be read ({exc.strerror})",
+            next_command="tlp model list",
+        ) from exc
+
+
+def _read_json(directory: Path, name: str) -> dict[str, Any]:
+    try:
+        value = json.loads(_read(directory, name))
+    except ValueError as exc:
+        raise ModelFormatError(f"{directory / name} is damaged: {exc}", next_command="tlp model list") from exc
+    if not isinstance(value, dict):
+        raise ModelFormatError(f"{directory / name} is damaged: not a JSON object", next_command="tlp model list")
+    return value
+
+
+def _check_shapes(directory: Path, config: TLPConfig, state: Mapping[str, Tensor]) -> None:
+    try:
+        with torch.device("meta"):
+            expected = {key: tuple(value.shape) for key, value in MTLTLP(config).state_dict().items()}
+    except (ValueError, TypeError, RuntimeError, ZeroDivisionError, IndexError) as exc:
+        raise ModelFormatError(f"{directory / CONFIG} describes no network: {exc}", next_command=_AGAIN) from exc
+    found = {key: tuple(value.shape) for key, value in state.items()}
+    wrong = sorted(key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key))
+    if wrong:
+        key = wrong[0]
+        raise ModelFormatError(
+            f"the weights in {directory} do not fit config.json in {len(wrong)} tensor(s): {key} is {found.get(key)}, "
+            f"expected {expected.get(key)}",
+            next_command=_AGAIN,
+        )
+    bad = sorted(key for key, value in state.items() if not bool(torch.isfinite(value).all()))
+    if bad:
+        raise ModelFormatError(f"the weights in {directory} are not finite: {', '.join(bad[:3])}", next_command=_AGAIN)

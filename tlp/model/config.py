@@ -1,0 +1,79 @@
+"""Configuration of the network. Imports no torch, so that settings and reports may use it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from tlp.errors import ModelFormatError
+from tlp.language.encoder import ENCODER_VERSION, LENGTH, PAPER_ENCODER_VERSION, WIDTH
+
+
+@dataclass(frozen=True)
+class TLPConfig:
+    """Sizes of the network and names of its heads.
+
+    Attributes:
+        heads: device names, one head each, in order.
+        encoder_version: the encoder whose arrays the network reads.
+        length: L, rows of a program.
+        width: E, columns of a row.
+        words: rows of the token table; tokens beyond it are read as unknown.
+        dims: widths of the embedding layers after E; the last is the attention's.
+        attention_heads: heads of the attention layer (not devices).
+        residual_blocks: Linear + ReLU + skip.
+        head_dims: hidden widths of a device's head.
+        mask_padding: leave padding rows out of attention and sum. The paper sums over them.
+        token_table: look tokens up in a table. The paper feeds the token's number to the first layer.
+        dropout: probability used in training, after the embedding and in the residual blocks.
+    """
+
+    heads: tuple[str, ...]
+    encoder_version: str = ENCODER_VERSION
+    length: int = LENGTH
+    width: int = WIDTH
+    words: int = 256
+    dims: tuple[int, ...] = (64, 128, 256, 256)
+    attention_heads: int = 8
+    residual_blocks: int = 2
+    head_dims: tuple[int, ...] = (128, 64)
+    mask_padding: bool = True
+    token_table: bool = True
+    dropout: float = 0.0
+
+    @staticmethod
+    def paper(heads: tuple[str, ...]) -> TLPConfig:
+        """The paper's network as published: raw numbers, raw tokens, padding summed."""
+        return TLPConfig(heads, encoder_version=PAPER_ENCODER_VERSION, mask_padding=False, token_table=False)
+
+    def with_heads(self, heads: tuple[str, ...]) -> TLPConfig:
+        """The same sizes with other heads."""
+        return replace(self, heads=heads)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON; the inverse of `from_json`."""
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> TLPConfig:
+        """A configuration from `to_json`'s value.
+
+        Raises:
+            ModelFormatError: a key is missing or unknown, or a value is of the wrong type.
+        """
+        known = TLPConfig(heads=()).to_json()
+        if set(value) != set(known):
+            missing, extra = sorted(set(known) - set(value)), sorted(set(value) - set(known))
+            raise ModelFormatError(
+                f"config.json does not fit this release: missing {missing}, unknown {extra}",
+                next_command="tlp train --from-scratch",
+            )
+        for key, default in known.items():
+            if not isinstance(value[key], (int, float) if isinstance(default, float) else type(default)):
+                raise ModelFormatError(
+                    f"config.json: {key} is {value[key]!r}, expected {type(default).__name__}",
+                    next_command="tlp train --from-scratch",
+                )
+        fields: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in value.items()}
+        return TLPConfig(**fields)

@@ -1,0 +1,66 @@
+"""Ranking losses over padded groups.
+
+A group is the programs of one workload on one device; only programs of one group are compared (the paper's code
+compares across workloads, which mixes seconds of different subgraphs).
+
+Notation: G groups, N programs in the largest. Labels are min_latency / latency in (0, 1], 1 = fastest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def lambda_rank(scores: Tensor, labels: Tensor, mask: Tensor, gain: float = 1.0) -> Tensor:
+    """LambdaRank: pairwise logistic loss weighted by how much NDCG the swap would change.
+
+    For labels y_i > y_j: |g_i − g_j|·|1/d_i − 1/d_j| · log2(1 + exp(s_j − s_i)), with g = (2^(gain·y) − 1)/maxDCG,
+    d = log2(1 + rank by score). Mean over groups with at least two programs. (Burges 2010; the paper's §4.4.)
+
+    Args:
+        scores: `(G, N)`.
+        labels: `(G, N)` in [0, 1].
+        mask: `(G, N)` bool; False: no program, or no label.
+
+    Returns:
+        Scalar; 0 if no group has two programs.
+    """
+    with torch.no_grad():
+        ranked = scores.detach().masked_fill(~mask, -torch.inf)
+        order = ranked.argsort(dim=1, descending=True, stable=True)
+        N = scores.shape[1]
+        ranks = torch.empty_like(order)
+        ranks.scatter_(1, order, torch.arange(N, device=scores.device).expand_as(order).contiguous())
+        discount = 1.0 / torch.log2(ranks + 2.0)  # (G, N)
+        raw_gain = (torch.exp2(gain * labels) - 1.0) * mask
+        ideal = raw_gain.sort(dim=1, descending=True).values
+        positions = 1.0 / torch.log2(torch.arange(N, device=scores.device) + 2.0)
+        g = raw_gain / (ideal * positions).sum(dim=1, keepdim=True).clamp_min(1e-9)
+        better = (labels[:, :, None] > labels[:, None, :]) & mask[:, :, None] & mask[:, None, :]
+        weight = (g[:, :, None] - g[:, None, :]).abs() * (discount[:, :, None] - discount[:, None, :]).abs()
+        weight = weight * better  # (G, N, N)
+        groups = (mask.sum(dim=1) > 1).sum().clamp_min(1)
+    logistic = F.softplus(scores[:, None, :] - scores[:, :, None]) / 0.6931471805599453
+    return (weight * logistic).sum() / groups
+
+
+def list_net(scores: Tensor, labels: Tensor, mask: Tensor, temperature: float = 0.1) -> Tensor:
+    """ListNet (top one): cross-entropy between softmax(labels / temperature) and softmax(scores).
+
+    Args and return value as `lambda_rank`.
+    """
+    floor = torch.finfo(scores.dtype).min
+    target = torch.softmax((labels / temperature).masked_fill(~mask, floor), dim=1) * mask
+    log_p = torch.log_softmax(scores.masked_fill(~mask, floor), dim=1)
+    counts = mask.sum(dim=1) > 1
+    per_group = -(target * log_p.masked_fill(~mask, 0.0)).sum(dim=1) * counts
+    return per_group.sum() / counts.sum().clamp_min(1)
+
+
+LOSSES: dict[str, Loss] = {"lambda_rank": lambda_rank, "list_net": list_net}

@@ -1,0 +1,93 @@
+"""Which head to use for a device that has none: the one of the most similar target in the same family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tlp.errors import InvalidInputError
+from tlp.model.checkpoint import Checkpoint
+
+# x86-64 psABI level of LLVM's CPU names, by prefix; the first prefix that fits counts.
+_X86_LEVELS: tuple[tuple[str, int], ...] = (
+    ("x86-64-v4", 4),
+    ("x86-64-v3", 3),
+    ("x86-64-v2", 2),
+    ("x86-64", 1),
+    ("znver4", 4),
+    ("znver5", 4),
+    ("znver", 3),
+    ("skylake-avx512", 4),
+    ("cascadelake", 4),
+    ("cooperlake", 4),
+    ("cannonlake", 4),
+    ("icelake", 4),
+    ("rocketlake", 4),
+    ("tigerlake", 4),
+    ("sapphirerapids", 4),
+    ("emeraldrapids", 4),
+    ("graniterapids", 4),
+    ("diamondrapids", 4),
+    ("knl", 3),
+    ("knm", 3),
+    ("haswell", 3),
+    ("broadwell", 3),
+    ("skylake", 3),
+    ("core-avx2", 3),
+    ("alderlake", 3),
+    ("raptorlake", 3),
+    ("meteorlake", 3),
+    ("arrowlake", 3),
+    ("lunarlake", 3),
+    ("bdver4", 3),
+)
+
+
+def x86_level(target: Mapping[str, Any]) -> int:
+    """The vector level of an x86 target, 1 to 4 (x86-64-v1 … v4); AVX-512 or AVX2 switched off counts."""
+    mcpu = str(target.get("mcpu", ""))
+    level = next((level for prefix, level in _X86_LEVELS if mcpu.startswith(prefix)), 2)
+    off = set(target.get("mattr", ()))
+    if level == 4 and "-avx512f" in off:
+        level = 3
+    if level == 3 and ("-avx2" in off or "-avx" in off):
+        level = 2
+    return level
+
+
+def similarity(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[int, int, int]:
+    """How alike two targets of one family are; larger is more alike, compared field by field.
+
+    Fields: minus the distance of the x86 vector levels (0 in other families), same mcpu (or GPU architecture), minus
+    the distance of `num-cores`.
+    """
+    is_x86 = "mcpu" in a and "mcpu" in b and "arm" not in f"{a.get('mtriple')}{b.get('mtriple')}"
+    levels = abs(x86_level(a) - x86_level(b)) if is_x86 else 0
+    same = int(a.get("mcpu", a.get("arch")) == b.get("mcpu", b.get("arch")))
+    cores = abs(int(a.get("num-cores", 1)) - int(b.get("num-cores", 1)))
+    return -levels, same, -cores
+
+
+def nearest_head(checkpoint: Checkpoint, device: str, target: Mapping[str, Any] | None, family: str | None) -> str:
+    """The head that scores for `device`: its own, else the most similar (ties: most samples, then name).
+
+    Raises:
+        InvalidInputError: it has none, and the family is another or the target is not known.
+    """
+    if device in checkpoint.heads:
+        return device
+    manifest = checkpoint.manifest
+    if target is None or family is None:
+        raise InvalidInputError(
+            f"the model has no head for {device!r}, only for {', '.join(checkpoint.heads)}",
+            next_command=f"tlp train --device {device}",
+        )
+    if family != manifest.family:
+        raise InvalidInputError(
+            f"device {device!r} is of family {family!r}, the model of {manifest.family!r}",
+            next_command=f"tlp train --device {device}",
+        )
+    return max(
+        sorted(checkpoint.heads),
+        key=lambda head: (similarity(target, manifest.targets.get(head, {})), manifest.samples.get(head, 0)),
+    )

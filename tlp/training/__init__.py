@@ -1,0 +1,1 @@
+"""From a store snapshot to a judged model version: data set, trainer, strategies, evaluation, gate, retraining."""

@@ -1,0 +1,174 @@
+"""The promotion gate: may this candidate become champion?
+
+On the held-out networks the candidate must
+
+1. on the trained device, beat the champion's top-1 and top-5 or tie within bootstrap noise;
+2. on every other device, not lose more than `max_other_drop` of top-1;
+3. if there is no champion, beat random choice: on the trained device beyond bootstrap noise, elsewhere at all.
+
+The bootstrap is paired: the same resampled tasks count for both, so that what tasks differ in cancels out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tlp.settings import Settings
+from tlp.training.evaluate import RANDOM, EvaluationReport, PredictorResult
+
+CANDIDATE = "mtl-tlp"
+CHAMPION = "champion"
+LEVEL = 0.95  # one-sided
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Candidate minus reference in one figure on one device.
+
+    Attributes:
+        device: on which.
+        k: top-k.
+        candidate: the candidate's top-k.
+        reference: the reference's.
+        against: the reference's name, `champion` or `random`.
+        low: lower end of the one-sided 95% bootstrap interval of the difference.
+        high: upper end.
+    """
+
+    device: str
+    k: int
+    candidate: float
+    reference: float
+    against: str
+    low: float
+    high: float
+
+    @property
+    def difference(self) -> float:
+        """Candidate minus reference."""
+        return self.candidate - self.reference
+
+    def sentence(self, verdict: str) -> str:
+        """For people."""
+        return (
+            f"{self.device}: top-{self.k} {self.candidate:.3f} against {self.reference:.3f} of {self.against} "
+            f"({self.difference:+.3f}, 95% bounds {self.low:+.3f} and {self.high:+.3f}): {verdict}"
+        )
+
+
+@dataclass(frozen=True)
+class GateVerdict:
+    """Whether a candidate passed, and why.
+
+    Attributes:
+        passed: it may be promoted.
+        reasons: what stopped it, or what it passed; one sentence each.
+        comparisons: every figure that was looked at.
+    """
+
+    passed: bool
+    reasons: tuple[str, ...]
+    comparisons: tuple[Comparison, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """`{"passed", "reasons", "comparisons": [...]}`."""
+        return {
+            "passed": self.passed,
+            "reasons": list(self.reasons),
+            "comparisons": [
+                {
+                    "device": c.device,
+                    "k": c.k,
+                    "candidate": c.candidate,
+                    "reference": c.reference,
+                    "against": c.against,
+                    "low": c.low,
+                    "high": c.high,
+                }
+                for c in self.comparisons
+            ],
+        }
+
+
+def compare(
+    device: str,
+    candidate: PredictorResult,
+    reference: PredictorResult,
+    against: str,
+    *,
+    k: int,
+    resamples: int,
+    seed: int,
+) -> Comparison:
+    """Paired bootstrap over tasks of the difference in top-k."""
+    best, mine = candidate.weighted(k)
+    _, theirs = reference.weighted(k)
+    tasks = len(best)
+    counts = np.random.default_rng(seed).multinomial(tasks, np.full(tasks, 1.0 / tasks), size=resamples)  # (R, T)
+    differences = (counts @ best) / (counts @ mine) - (counts @ best) / (counts @ theirs)  # (R,)
+    low, high = np.quantile(differences, [1.0 - LEVEL, LEVEL])
+    return Comparison(device, k, candidate.top(k), reference.top(k), against, float(low), float(high))
+
+
+def judge(
+    report: EvaluationReport,
+    settings: Settings,
+    *,
+    trained: Sequence[str],
+    candidate: str = CANDIDATE,
+    champion: str | None = CHAMPION,
+) -> GateVerdict:
+    """Judge a candidate on an evaluation that holds it, the champion (if there is one) and random choice.
+
+    Args:
+        report: of one snapshot, so that tasks are the same for all predictors.
+        settings: `gate_max_other_drop`, `gate_bootstrap`, `seed`.
+        trained: devices the training was for; the family's other devices count as "other".
+        candidate: its name in the report.
+        champion: its name; None: there is no champion.
+    """
+    against = RANDOM if champion is None else champion
+    problems = [
+        f"{device}: no held-out task has two measured programs there, so the candidate cannot be judged"
+        for device in trained
+        if device not in report.devices
+    ]
+    passes: list[str] = []
+    comparisons: list[Comparison] = []
+    for device, results in report.devices.items():
+        for k in (1, 5):
+            c = compare(
+                device,
+                results[candidate],
+                results[against],
+                against,
+                k=k,
+                resamples=settings.gate_bootstrap,
+                seed=settings.seed,
+            )
+            comparisons.append(c)
+            problem = _problem(c, device in trained, champion is None, settings.gate_max_other_drop)
+            if problem:
+                problems.append(c.sentence(problem))
+            else:
+                passes.append(c.sentence("ok"))
+    return GateVerdict(not problems, tuple(problems or passes), tuple(comparisons))
+
+
+def _problem(c: Comparison, is_trained: bool, is_first: bool, max_drop: float) -> str | None:
+    """What is wrong with one figure, None if nothing."""
+    if is_first:
+        if is_trained and c.low <= 0.0 and c.difference <= 1.0 - c.reference - 1e-9:
+            return "does not beat random choice beyond noise"
+        if not is_trained and c.k == 1 and c.difference <= 0.0:
+            return "does not beat random choice"
+        return None
+    if is_trained:
+        return "worse than the champion beyond noise" if c.high < 0.0 else None
+    if c.k == 1 and c.difference < -max_drop:
+        return f"loses more than {max_drop:g}"
+    return None

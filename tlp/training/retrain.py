@@ -1,0 +1,329 @@
+"""Whether to retrain, and one whole retraining: data set → train → evaluate → gate → register → promote."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from storage import Device, DeviceState, MeasurementStore
+from tlp.errors import InvalidInputError, ModelFormatError, NotFoundError
+from tlp.model.checkpoint import Checkpoint, Manifest
+from tlp.model.nearest import similarity
+from tlp.report import plots
+from tlp.settings import Settings
+from tlp.training.dataset import Dataset, build_dataset
+from tlp.training.evaluate import CheckpointScorer, EvaluationReport, evaluate
+from tlp.training.gate import CANDIDATE, CHAMPION, GateVerdict, judge
+from tlp.training.strategy import JointStrategy, Strategy
+from tlp.training.trainer import OnEpoch, TrainOptions
+
+MAX_AUXILIARIES = 3  # the paper: two or three tasks help, a fourth auxiliary costs accuracy
+_NO_NEW_WORK = (DeviceState.RETIRED, DeviceState.QUARANTINED)
+
+
+class Resolved(Protocol):
+    """A registered version and its files."""
+
+    @property
+    def version(self) -> int:
+        """The registry's number."""
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        """What was registered."""
+
+
+class ModelRegistry(Protocol):
+    """What retraining needs of a registry: `tlp.registry.Registry`, or `tlp.training.testing.FakeRegistry`."""
+
+    def resolve(self, family: str, device: str | None = None, ref: str | int = "champion") -> Resolved:
+        """The version an alias points to. Raises NotFoundError if it points nowhere."""
+
+    def register(
+        self,
+        checkpoint_dir: Path,
+        *,
+        family: str,
+        device: str | None = None,
+        metrics: Mapping[str, float] | None = None,
+        params: Mapping[str, Any] | None = None,
+        curves: Mapping[str, Sequence[float]] | None = None,
+        tags: Mapping[str, Any] | None = None,
+        figures: Sequence[Path] = (),
+        report: Mapping[str, Any] | None = None,
+        run_name: str | None = None,
+        feature_shape: tuple[int, int] | None = None,
+    ) -> int:
+        """Keep a checkpoint as the next version and return its number."""
+
+    def promote(self, family: str, version: int, *, reason: str) -> Any:
+        """Move `champion`."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether a device makes a training due.
+
+    Attributes:
+        train: it does.
+        reason: one sentence with the numbers.
+        numbers: what the sentence was made from.
+    """
+
+    train: bool
+    reason: str
+    numbers: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class RetrainResult:
+    """What one retraining did.
+
+    Attributes:
+        model: registered model, e.g. `mtl-tlp-x86_64`.
+        version: registered version; None if nothing was trained.
+        promoted: `champion` was moved to it.
+        reason: why (not), one sentence or several.
+        gate: the verdict; None if nothing was trained.
+        samples: OK samples per device in the snapshot.
+        seconds: wall time.
+        report: evaluation of candidate, champion and random choice; None if nothing was trained.
+    """
+
+    model: str
+    version: int | None
+    promoted: bool
+    reason: str
+    gate: GateVerdict | None
+    samples: Mapping[str, int]
+    seconds: float
+    report: EvaluationReport | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The shape that `tlp train --json` prints."""
+        return {
+            "model": self.model,
+            "version": self.version,
+            "promoted": self.promoted,
+            "reason": self.reason,
+            "gate": self.gate.to_json() if self.gate else {},
+            "samples": dict(self.samples),
+            "seconds": self.seconds,
+        }
+
+
+def new_samples(store: MeasurementStore, device: str, watermark: int) -> int:
+    """OK samples of a device since a watermark."""
+    return sum(frame.height for frame in store.iter_samples(devices=[device], after=watermark))
+
+
+def decide(
+    store: MeasurementStore, settings: Settings, device: str, champion: Manifest | None, *, force: bool = False
+) -> Decision:
+    """Whether `device` makes a training due.
+
+    A device without a head needs its `min_samples`; one with a head needs `retrain_min_new_samples` (or its
+    `min_samples`, if that is less) since the champion's watermark. `force` needs one sample.
+
+    Raises:
+        NotFoundError: no such device.
+    """
+    row = store.get_device(device)
+    have = store.device_counts()[device].samples_ok
+    numbers = {"samples": have, "min_samples": row.min_samples}
+    if row.state in _NO_NEW_WORK:
+        return Decision(False, f"{device} is {row.state} and gets no new work", numbers)
+    if have == 0:
+        return Decision(False, f"{device} has no samples yet", numbers)
+    if force:
+        return Decision(True, f"asked for, with {have} samples of {device}", numbers)
+    if champion is None or device not in champion.heads:
+        if have >= row.min_samples:
+            return Decision(True, f"{device} is a new task: {have} samples, {row.min_samples} needed", numbers)
+        lacking = row.min_samples - have
+        return Decision(
+            False,
+            f"{device} has {have} of {row.min_samples} samples, {lacking} lacking",
+            numbers | {"lacking": lacking},
+        )
+    needed = min(settings.retrain_min_new_samples, row.min_samples)
+    new = new_samples(store, device, champion.watermark)
+    numbers |= {"new_samples": new, "needed": needed, "watermark": champion.watermark}
+    since = f"{new} new samples of {device} since watermark {champion.watermark}, {needed} needed"
+    return Decision(new >= needed, since, numbers)
+
+
+def choose_devices(store: MeasurementStore, device: Device, champion: Manifest | None) -> list[str]:
+    """Devices to train together: the champion's heads that the store has, the device, and auxiliaries of its family.
+
+    Auxiliaries are the most similar targets with their quota full, at most `MAX_AUXILIARIES`; a champion's heads all
+    stay. Sorted by name.
+    """
+    counts = store.device_counts()
+    family = [d for d in store.list_devices() if d.family == device.family and counts[d.name].samples_ok > 0]
+    names = {d.name for d in family}
+    chosen = {device.name} | (names & set(champion.heads) if champion else set())
+    free = MAX_AUXILIARIES - (len(chosen) - 1)
+    ready = [d for d in family if d.name not in chosen and counts[d.name].samples_ok >= d.min_samples]
+    ready.sort(key=lambda d: (similarity(device.target, d.target), counts[d.name].samples_ok, d.name), reverse=True)
+    return sorted(chosen | {d.name for d in ready[: max(free, 0)]})
+
+
+def load_champion(registry: ModelRegistry, family: str) -> tuple[str, Checkpoint] | None:
+    """The champion's version and checkpoint; None if there is none. Raises ModelFormatError."""
+    try:
+        resolved = registry.resolve(family)
+    except NotFoundError:
+        return None
+    return str(resolved.version), Checkpoint.load(resolved.checkpoint_dir)
+
+
+def run_retrain(
+    store: MeasurementStore,
+    settings: Settings,
+    registry: ModelRegistry,
+    *,
+    device: str,
+    from_scratch: bool = False,
+    force: bool = False,
+    strategy: Strategy | None = None,
+    on_progress: OnEpoch | None = None,
+) -> RetrainResult:
+    """Retrain the device's family if the device makes it due, judge the result, register it, promote it if it passed.
+
+    Starts from the champion unless `from_scratch`; a candidate that fails the gate is registered without an alias, with
+    the reasons as tags. Takes no lock and opens no run: the caller does.
+
+    Args:
+        store: the store; its newest sample is the snapshot.
+        settings: training and gate.
+        registry: where versions go.
+        device: the device the training is for.
+        from_scratch: new weights.
+        force: train even if not due.
+        strategy: None: `JointStrategy`.
+        on_progress: called after each epoch.
+
+    Raises:
+        NotFoundError: no such device.
+        ModelFormatError: the champion cannot be read by this release (not if `from_scratch`).
+        InvalidInputError: nothing to train on.
+        RegistryError: the registry is at fault.
+    """
+    started = time.monotonic()
+    row = store.get_device(device)
+    model = f"mtl-tlp-{row.family}"
+    try:
+        champion = load_champion(registry, row.family)
+    except ModelFormatError:
+        if not from_scratch:
+            raise
+        champion = None
+    manifest = champion[1].manifest if champion else None
+    decision = decide(store, settings, device, manifest, force=force or from_scratch)
+    if not decision.train:
+        return RetrainResult(model, None, False, decision.reason, None, {}, time.monotonic() - started)
+    dataset, candidate = _train(
+        store, settings, row, None if from_scratch else champion, manifest, strategy or JointStrategy(), on_progress
+    )
+    scorers = {CANDIDATE: candidate} | ({CHAMPION: champion[1]} if champion else {})
+    report = evaluate(
+        store,
+        dataset.device_names,
+        {
+            name: CheckpointScorer(checkpoint, threads=settings.torch_threads, torch_device=settings.torch_device)
+            for name, checkpoint in scorers.items()
+        },
+        watermark=dataset.watermark,
+        holdout=dataset.holdout,
+    )
+    verdict = judge(report, settings, trained=[device], champion=CHAMPION if champion else None)
+    version = _register(registry, candidate, report, verdict, row, champion[0] if champion else None)
+    reason = "; ".join(verdict.reasons)
+    if verdict.passed:
+        registry.promote(row.family, version, reason=f"{decision.reason}; passed the gate: {reason}")
+        for name in dataset.device_names:
+            if store.get_device(name).state not in _NO_NEW_WORK:
+                store.set_device_state(name, DeviceState.SERVING, f"version {version} of {model} was promoted")
+    return RetrainResult(
+        model, version, verdict.passed, reason, verdict, dataset.samples, time.monotonic() - started, report
+    )
+
+
+def _train(
+    store: MeasurementStore,
+    settings: Settings,
+    device: Device,
+    parent: tuple[str, Checkpoint] | None,
+    champion: Manifest | None,
+    strategy: Strategy,
+    on_progress: OnEpoch | None,
+) -> tuple[Dataset, Checkpoint]:
+    start = parent[1] if parent else None
+    dataset = build_dataset(
+        store,
+        choose_devices(store, device, champion),
+        settings,
+        vocabulary=start.vocabulary if start else None,
+        encoder_version=start.encoder_version if start else None,
+        length=start.config.length if start else None,
+    )
+    if all(device.name != d.name for d in dataset.devices):
+        raise InvalidInputError(f"{device.name} has no samples to train on", next_command=f"tlp measure {device.name}")
+    checkpoint = strategy.train(
+        dataset,
+        TrainOptions.from_settings(settings),
+        parent=start,
+        parent_version=parent[0] if parent else None,
+        on_epoch=on_progress,
+    )
+    return dataset, checkpoint
+
+
+def _register(
+    registry: ModelRegistry,
+    candidate: Checkpoint,
+    report: EvaluationReport,
+    verdict: GateVerdict,
+    device: Device,
+    champion_version: str | None,
+) -> int:
+    """Write checkpoint and figures to a temporary folder and hand them over."""
+    manifest = candidate.manifest
+    results = report.devices.get(device.name, {})
+    metrics = dict(manifest.metrics)
+    if CANDIDATE in results:
+        metrics |= {"top1": results[CANDIDATE].top(1), "top5": results[CANDIDATE].top(5)}
+    for name, predictors in report.devices.items():
+        metrics |= {f"top{k}.{name}": predictors[CANDIDATE].top(k) for k in (1, 5)}
+    tags: dict[str, Any] = {
+        "devices": sorted(manifest.heads),
+        "samples": dict(manifest.samples),
+        "watermark": manifest.watermark,
+        "strategy": manifest.strategy,
+        "encoder_version": manifest.encoder_version,
+        "gate": "passed" if verdict.passed else "failed",
+        "gate_reasons": list(verdict.reasons),
+    }
+    tags |= {"parent_version": manifest.parent} if manifest.parent else {}
+    tags |= {"champion_at_gate": champion_version} if champion_version else {}
+    with tempfile.TemporaryDirectory(prefix="tlp-checkpoint-") as folder:
+        directory = candidate.save(Path(folder) / "checkpoint")
+        figures = plots.draw_all(report, manifest.curves, Path(folder) / "figures")
+        return registry.register(
+            directory,
+            family=device.family,
+            device=device.name,
+            metrics=metrics,
+            params={"seeds": list(manifest.seeds), "strategy": manifest.strategy, "watermark": manifest.watermark},
+            curves=manifest.curves,
+            tags=tags,
+            figures=figures,
+            report=report.to_json() | {"gate": verdict.to_json()},
+            run_name=f"retrain-{device.name}",
+            feature_shape=(candidate.config.length, candidate.config.width),
+        )

@@ -1,0 +1,165 @@
+"""How new data or a new device enters the model."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from storage import Device
+from tlp.errors import InvalidInputError
+from tlp.model.checkpoint import Checkpoint, Manifest
+from tlp.model.config import TLPConfig
+from tlp.model.nearest import nearest_head
+from tlp.model.network import MTLTLP
+from tlp.training.dataset import Dataset
+from tlp.training.trainer import EpochReport, OnEpoch, TrainOptions, fit
+
+
+class Strategy(ABC):
+    """Turns a data set, and a parent model if there is one, into a model with a head per device of the data set.
+
+    The result's heads are the data set's devices in its order; its vocabulary is the data set's. The parent is not
+    changed. The same arguments give the same weights.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def train(
+        self,
+        dataset: Dataset,
+        options: TrainOptions,
+        *,
+        parent: Checkpoint | None = None,
+        parent_version: str | None = None,
+        config: TLPConfig | None = None,
+        on_epoch: OnEpoch | None = None,
+    ) -> Checkpoint:
+        """Train a model.
+
+        Args:
+            dataset: what to learn.
+            options: how long and how fast.
+            parent: model to start from; None: from scratch.
+            parent_version: its version, for the manifest.
+            config: sizes of a model from scratch; None: the defaults. A parent's sizes are kept.
+            on_epoch: called after each pass.
+
+        Raises:
+            InvalidInputError: the data set was not encoded for this parent.
+        """
+
+
+class JointStrategy(Strategy):
+    """The paper's: all devices' samples together, one loss summed over heads (MTL-TLP §5).
+
+    With a parent, trunk and known heads start from its weights and a new head as a copy of the most similar device's.
+    """
+
+    name = "joint"
+
+    def train(
+        self,
+        dataset: Dataset,
+        options: TrainOptions,
+        *,
+        parent: Checkpoint | None = None,
+        parent_version: str | None = None,
+        config: TLPConfig | None = None,
+        on_epoch: OnEpoch | None = None,
+    ) -> Checkpoint:
+        """See `Strategy.train`."""
+        torch.manual_seed(options.seed)
+        if parent is None:
+            sizes = config or TLPConfig(heads=(), length=dataset.encoder.length)
+            network = MTLTLP(sizes.with_heads(dataset.device_names))
+        else:
+            network = warm_start(parent, dataset)
+        reports = fit(network, dataset, options, on_epoch)
+        return Checkpoint(
+            config=network.config,
+            vocabulary=dataset.vocabulary,
+            manifest=_manifest(dataset, network, options, self.name, parent_version, reports),
+            state={key: value.detach().clone() for key, value in network.state_dict().items()},
+        )
+
+
+def warm_start(parent: Checkpoint, dataset: Dataset) -> MTLTLP:
+    """A network with the parent's weights and the data set's heads.
+
+    Raises:
+        InvalidInputError: the data set's vocabulary is not the parent's grown, or its encoder is another.
+    """
+    old = parent.vocabulary
+    grown = dataset.vocabulary
+    if grown.kinds[: len(old.kinds)] != old.kinds or grown.words[: len(old.words)] != old.words:
+        raise InvalidInputError(
+            "the data set's vocabulary is not the parent model's grown at its end",
+            next_command="tlp train --from-scratch",
+        )
+    if (dataset.encoder.version, dataset.encoder.length) != (parent.encoder_version, parent.config.length):
+        raise InvalidInputError(
+            f"the data set is encoded as {dataset.encoder.version} with {dataset.encoder.length} rows, the parent "
+            f"model reads {parent.encoder_version} with {parent.config.length}",
+            next_command="tlp train --from-scratch",
+        )
+    network = MTLTLP(parent.config.with_heads(dataset.device_names))
+    source = parent.network()
+    trunk = {key: value for key, value in source.state_dict().items() if not key.startswith("heads.")}
+    network.load_state_dict(trunk, strict=False)
+    for device, head in zip(dataset.devices, network.heads, strict=True):
+        if device.family == parent.manifest.family:
+            like = nearest_head(parent, device.name, device.target, device.family)
+            head.load_state_dict(source.heads[parent.heads.index(like)].state_dict())
+    return network
+
+
+def _manifest(
+    dataset: Dataset,
+    network: MTLTLP,
+    options: TrainOptions,
+    strategy: str,
+    parent_version: str | None,
+    reports: list[EpochReport],
+) -> Manifest:
+    last = reports[-1]
+    metrics = {
+        "train_loss": last.loss,
+        "seconds": last.seconds,
+        "programs": float(len(dataset.decisions)),
+        "duplicates": float(dataset.duplicates),
+        "parameters": float(sum(p.numel() for p in network.parameters())),
+    }
+    curves: dict[str, list[float]] = {"train_loss": [r.loss for r in reports]}
+    if not math.isnan(last.validation_top1):
+        metrics["validation_top1"] = last.validation_top1
+        curves["validation_top1"] = [r.validation_top1 for r in reports]
+    return Manifest(
+        family=_family(dataset.devices),
+        encoder_version=dataset.encoder.version,
+        heads=dataset.device_names,
+        targets=_targets(dataset.devices),
+        samples=dict(dataset.samples),
+        watermark=dataset.watermark,
+        holdout=dataset.holdout.networks,
+        strategy=strategy,
+        parent=parent_version,
+        seeds=(options.seed,),
+        metrics=metrics,
+        curves=curves,
+    )
+
+
+def _family(devices: tuple[Device, ...]) -> str:
+    families = sorted({device.family for device in devices})
+    if len(families) > 1:
+        raise InvalidInputError(f"devices of {', '.join(families)} cannot share a model: one family each")
+    return families[0]
+
+
+def _targets(devices: tuple[Device, ...]) -> dict[str, Mapping[str, Any]]:
+    return {device.name: dict(device.target) for device in devices}

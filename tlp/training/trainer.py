@@ -1,0 +1,209 @@
+"""The training loop: groups in, weights out. Same data set, seed and thread count → the same weights, bit for bit.
+
+Notation: B programs in a batch, H heads, G lists in a batch, N programs in the longest list.
+
+A list is a workload's programs, at most `MAX_LIST` of them: larger groups are dealt into lists anew each epoch, so an
+epoch sees every program once and the pairwise loss stays small. The trunk runs once per program; each head's scores
+are ranked within its own lists, where it has labels.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from tlp.model.losses import LOSSES
+from tlp.model.network import MTLTLP
+from tlp.settings import Settings
+from tlp.training.dataset import FEATURE_CACHE_BYTES, Dataset
+
+MAX_LIST = 64
+WARMUP = 0.05  # part of all steps in which the rate grows to its full value
+GRADIENT_CLIP = 0.5  # the paper's
+OnEpoch = Callable[["EpochReport"], None]
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """How to train.
+
+    Attributes:
+        epochs: passes over the data.
+        batch_lists: lists (workloads) per step.
+        learning_rate: at the end of the warm-up; falls to 0 along a cosine.
+        weight_decay: AdamW's (paper: 1e-6).
+        loss: a name in `tlp.model.losses.LOSSES`.
+        seed: of initial weights, order and dropout.
+        threads: torch threads, 0: leave alone.
+        torch_device: where to compute.
+    """
+
+    epochs: int = 40
+    batch_lists: int = 4
+    learning_rate: float = 7e-4
+    weight_decay: float = 1e-6
+    loss: str = "lambda_rank"
+    seed: int = 0
+    threads: int = 0
+    torch_device: str = "cpu"
+
+    @staticmethod
+    def from_settings(settings: Settings) -> TrainOptions:
+        """The options that the settings ask for."""
+        return TrainOptions(
+            epochs=settings.train_epochs,
+            batch_lists=settings.train_batch_groups,
+            learning_rate=settings.train_learning_rate,
+            seed=settings.seed,
+            threads=settings.torch_threads,
+            torch_device=settings.torch_device,
+        )
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """One pass.
+
+    Attributes:
+        epoch: 1 for the first.
+        epochs: how many there will be.
+        loss: mean over the epoch's steps.
+        validation_top1: mean over (device, watched workload) of label of the top-ranked program; NaN if none.
+        seconds: since the start.
+    """
+
+    epoch: int
+    epochs: int
+    loss: float
+    validation_top1: float
+    seconds: float
+
+
+def set_threads(threads: int) -> None:
+    """Use that many torch threads in this process; 0 leaves the number alone."""
+    if threads:
+        torch.set_num_threads(threads)
+
+
+def fit(network: MTLTLP, dataset: Dataset, options: TrainOptions, on_epoch: OnEpoch | None = None) -> list[EpochReport]:
+    """Train a network in place; its heads must be the data set's devices, in order.
+
+    Returns:
+        One report per epoch. The network is left in evaluation mode.
+    """
+    set_threads(options.threads)
+    torch.manual_seed(options.seed)
+    device = torch.device(options.torch_device)
+    order = np.random.default_rng(options.seed)
+    network.to(device).train()
+    optimiser = torch.optim.AdamW(network.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay)
+    loss_of = LOSSES[options.loss]
+    source = _Source(dataset, device)
+    groups = dataset.groups[dataset.training_groups]
+    steps = options.epochs * math.ceil(_list_count(groups) / options.batch_lists)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _rate(step, steps))
+    started = time.monotonic()
+    reports: list[EpochReport] = []
+    for epoch in range(1, options.epochs + 1):
+        losses: list[float] = []
+        for lists in _batches(groups, options.batch_lists, order):
+            scores, labels, mask = source.lists(network, lists)
+            loss = loss_of(scores, labels, mask)
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(network.parameters(), GRADIENT_CLIP)
+            optimiser.step()
+            schedule.step()
+            losses.append(float(loss.detach()))
+        watched = _validate(network, dataset, source)
+        report = EpochReport(epoch, options.epochs, float(np.mean(losses)), watched, time.monotonic() - started)
+        reports.append(report)
+        if on_epoch is not None:
+            on_epoch(report)
+    network.eval().to("cpu")
+    return reports
+
+
+def _rate(step: int, steps: int) -> float:
+    """Factor of the learning rate at a step: linear warm-up, then a cosine to 0."""
+    warm = max(1, int(WARMUP * steps))
+    return min(1.0, (step + 1) / warm) * 0.5 * (1.0 + math.cos(math.pi * min(step / max(steps, 1), 1.0)))
+
+
+def _list_count(groups: IntArray) -> int:
+    sizes = groups[:, 1] - groups[:, 0]
+    return int(np.ceil(sizes / MAX_LIST).sum())
+
+
+def _batches(groups: IntArray, batch_lists: int, order: np.random.Generator) -> Iterator[list[IntArray]]:
+    """All programs once, in lists of one workload each, `batch_lists` lists at a time."""
+    lists: list[IntArray] = []
+    for start, stop in groups:
+        members = order.permutation(np.arange(start, stop))
+        lists.extend(np.array_split(members, math.ceil(len(members) / MAX_LIST)))
+    shuffled = order.permutation(len(lists))
+    for start in range(0, len(lists), batch_lists):
+        yield [lists[i] for i in shuffled[start : start + batch_lists]]
+
+
+class _Source:
+    """Features and labels of lists of programs, features made once if they fit."""
+
+    def __init__(self, dataset: Dataset, device: torch.device) -> None:
+        self.dataset = dataset
+        self.device = device
+        self.labels = torch.from_numpy(dataset.labels)
+        self.features: Tensor | None = None
+        if dataset.feature_bytes <= FEATURE_CACHE_BYTES:
+            self.features = torch.from_numpy(dataset.features(np.arange(len(dataset.decisions))))
+
+    def encoded(self, programs: IntArray) -> Tensor:
+        """`(B, L, E)`."""
+        if self.features is not None:
+            return self.features[torch.from_numpy(programs)].to(self.device)
+        return torch.from_numpy(self.dataset.features(programs)).to(self.device)
+
+    def lists(self, network: MTLTLP, lists: list[IntArray]) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores, labels and mask of some lists, each `(G·H, N)`."""
+        programs = np.concatenate(lists)  # (B,)
+        scores = network(self.encoded(programs))  # (B, H)
+        labels = self.labels[torch.from_numpy(programs)].to(self.device)
+        N, H = max(map(len, lists)), scores.shape[1]
+        place = np.concatenate([i * N + np.arange(len(members)) for i, members in enumerate(lists)])
+        index = torch.from_numpy(place).to(self.device)
+
+        def padded(values: Tensor, empty: float) -> Tensor:
+            flat = torch.full((len(lists) * N, H), empty, device=self.device, dtype=values.dtype)
+            flat = flat.index_copy(0, index, values)
+            return flat.view(len(lists), N, H).transpose(1, 2).reshape(-1, N)  # (G·H, N)
+
+        wanted = padded(labels, math.nan)
+        mask = ~wanted.isnan()
+        return padded(scores, 0.0), wanted.nan_to_num(0.0), mask
+
+
+def _validate(network: MTLTLP, dataset: Dataset, source: _Source) -> float:
+    if not dataset.validation:
+        return math.nan
+    network.eval()
+    found: list[float] = []
+    with torch.inference_mode():
+        for group in dataset.validation:
+            start, stop = dataset.groups[group]
+            programs = np.arange(start, min(stop, start + 4096))
+            scores = network(source.encoded(programs)).cpu().numpy()  # (B, H)
+            labels = dataset.labels[programs]
+            for head in range(labels.shape[1]):
+                known = np.flatnonzero(~np.isnan(labels[:, head]))
+                if len(known) > 1:
+                    found.append(float(labels[known[scores[known, head].argmax()], head]))
+    network.train()
+    return float(np.mean(found)) if found else math.nan
