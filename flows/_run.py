@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 from prefect import Flow, Task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
 from prefect.settings import (
     PREFECT_API_URL,
@@ -18,9 +19,10 @@ from prefect.settings import (
     PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
     temporary_settings,
 )
+from prefect.states import Completed
 
 from tlp import runs, services
-from tlp.errors import ServiceError
+from tlp.errors import BusyError, ServiceError
 from tlp.home import open_home
 from tlp.settings import Settings, get_settings
 
@@ -105,6 +107,20 @@ def step(task: Task[..., Any], *args: Any, **kwargs: Any) -> Any:
     (A task called outside a run would start a Prefect server of its own.)
     """
     return task(*args, **kwargs) if FlowRunContext.get() is not None else task.fn(*args, **kwargs)
+
+
+def unless_busy(body: Callable[[], dict[str, Any]]) -> dict[str, Any] | State[Any]:
+    """The body's result; a scheduled run that finds the device or the family at work ends as Skipped, not as failed.
+
+    A person's command gets the BusyError itself.
+    """
+    try:
+        return body()
+    except BusyError as exc:
+        context = FlowRunContext.get()
+        if context is None or context.flow_run is None or context.flow_run.deployment_id is None:
+            raise
+        return Completed(name="Skipped", message=exc.message)
 
 
 def begin() -> tuple[Settings, MeasurementStore]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
 
 from flows import _run
 from flows.retrain import reconcile_registry, train_and_judge
@@ -34,11 +35,15 @@ def bootstrap(
     min_samples: int | None = None,
     sampler: str = "random",
     networks: list[str] | None = None,
-) -> dict[str, Any]:
+) -> dict[str, Any] | State[Any]:
     """Enroll `device` if needed, measure until `min_samples`, train, promote. Run again after a crash, it goes on."""
-    enrolled = _run.step(enroll_device, device, target, min_samples)
-    measured = _run.step(measure_until_quota, device, sampler, networks)
-    _run.table(f"bootstrap-{device}", [measured], f"Programs measured on {device}")
-    _run.step(reconcile_registry)
-    trained = _run.step(train_and_judge, device, False, False, False)
-    return {"enrolled": enrolled, "measured": measured, "trained": trained}
+
+    def body() -> dict[str, Any]:
+        enrolled = _run.step(enroll_device, device, target, min_samples)
+        measured = _run.step(measure_until_quota, device, sampler, networks)
+        _run.table(f"bootstrap-{device}", [measured], f"Programs measured on {device}")
+        _run.step(reconcile_registry)
+        trained = _run.step(train_and_judge, device, False, False, False)
+        return {"enrolled": enrolled, "measured": measured, "trained": trained}
+
+    return _run.unless_busy(body)

@@ -6,6 +6,7 @@ from typing import Any
 
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
 
 from flows import _run
 from tlp import pipeline
@@ -21,8 +22,12 @@ def measure_programs(device: str, samples: int, sampler: str, networks: list[str
 @flow(name="measure", persist_result=False)
 def measure(
     device: str, samples: int = 1000, sampler: str = "random", networks: list[str] | None = None
-) -> dict[str, Any]:
+) -> dict[str, Any] | State[Any]:
     """Measure `samples` new programs on a device, of the subgraphs of `networks` (all if none are named)."""
-    report: dict[str, Any] = _run.step(measure_programs, device, samples, sampler, networks)
-    _run.table(f"measure-{device}", [report], f"Programs measured on {device}")
-    return report
+
+    def body() -> dict[str, Any]:
+        report: dict[str, Any] = _run.step(measure_programs, device, samples, sampler, networks)
+        _run.table(f"measure-{device}", [report], f"Programs measured on {device}")
+        return report
+
+    return _run.unless_busy(body)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
 
 from flows import _run
 from tlp import pipeline
@@ -28,11 +30,20 @@ def train_and_judge(device: str | None, from_scratch: bool, dry_run: bool, force
 @flow(name="retrain", persist_result=False)
 def retrain(
     device: str | None = None, from_scratch: bool = False, dry_run: bool = False, force: bool = False
-) -> dict[str, Any]:
+) -> dict[str, Any] | State[Any]:
     """Retrain every family that is due, or the one of `device`; `force` does not wait for new samples."""
-    _run.step(reconcile_registry)
-    report: dict[str, Any] = _run.step(train_and_judge, device, from_scratch, dry_run, force)
-    reasons = "\n".join(f"- {reason}" for reason in (report["gate"] or {}).get("reasons", []))
-    head = f"**{report['model']}** version {report['version']}, promoted: {report['promoted']}. {report['reason']}"
-    _run.markdown(f"retrain-{report['model']}", f"{head}\n{reasons}", "Why a version was or was not promoted")
-    return report
+
+    def body() -> dict[str, Any]:
+        _run.step(reconcile_registry)
+        report: dict[str, Any] = _run.step(train_and_judge, device, from_scratch, dry_run, force)
+        for one in (report, *report["others"]):
+            _run.markdown(f"retrain-{one['model']}", _page(one), "Why a version was or was not promoted")
+        return report
+
+    return _run.unless_busy(body)
+
+
+def _page(report: Mapping[str, Any]) -> str:
+    reasons = "\n".join(f"- {reason}" for reason in report["gate"].get("reasons", []))
+    promoted = "promoted" if report["promoted"] else "not promoted"
+    return f"**{report['model']}** version {report['version']}, {promoted}. {report['reason']}\n\n{reasons}"

@@ -6,6 +6,7 @@ from typing import Any
 
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
 
 from flows import _run
 from tlp import pipeline
@@ -30,8 +31,13 @@ def tune(
     model: str = "champion",
     search: str = "evolutionary",
     resume: bool = False,
-) -> dict[str, Any]:
+) -> dict[str, Any] | State[Any]:
     """Tune `network` for `device`: `trials` programs, all tasks together."""
-    report: dict[str, Any] = _run.step(tune_network, network, device, trials, model, search, resume)
-    _run.table(f"tune-{network}-{device}", report["tasks"], f"{network} on {device}, model {report['model_version']}")
-    return report
+
+    def body() -> dict[str, Any]:
+        report: dict[str, Any] = _run.step(tune_network, network, device, trials, model, search, resume)
+        title = f"{network} on {device}, model {report['model_version']}"
+        _run.table(f"tune-{network}-{device}", report["tasks"], title)
+        return report
+
+    return _run.unless_busy(body)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from pathlib import Path
 
 from storage import MeasurementStore, open_store
 from tlp.errors import InvalidInputError
@@ -42,4 +41,4 @@ def check_home(settings: Settings) -> int:
 def open_home(settings: Settings) -> MeasurementStore:
     """The store of a TLP_HOME that can be written; see `check_home`. StoreError as in `open_store`."""
     check_home(settings)
-    return open_store(Path(settings.store_path))
+    return open_store(settings.store_path, settings.store_lock_timeout_s)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from storage import MeasurementStore, RunKind
+from storage import DeviceState, MeasurementStore, RunKind
 from tlp import runs
-from tlp.errors import AllFailedError, InvalidInputError
+from tlp.errors import AllFailedError, InvalidInputError, NotFoundError, UserError
 from tlp.measure.endpoint import open_runner, require_measurable
 from tlp.report.progress import track
 from tlp.settings import Settings
 
+if TYPE_CHECKING:
+    from tlp.registry import Registry
+    from tlp.training.trainer import EpochReport
+
 SAMPLERS = ("random",)
+MODELS_WITHOUT_REGISTRY = ("xgb", "random")
 
 
 def measure(
@@ -132,3 +138,223 @@ def fill_quota(
             next_command="tlp network add vgg_16 --builtin vgg_16",
         )
     return total | {key: report[key] for key in ("samples_ok", "ok", "failed", "seconds")}
+
+
+# -- networks and data ----------------------------------------------------------------------------------------
+def add_builtin_once(store: MeasurementStore, name: str) -> bool:
+    """Add a network that comes with this program under its own name; False if there is one of that name.
+
+    Raises:
+        InvalidInputError: no such builtin network, or TVM cannot import it.
+    """
+    from tlp.programs import networks
+
+    if any(network.name == name for network in store.list_networks()):
+        return False
+    store.add_network(*networks.build_network(name, f"builtin:{name}"))
+    return True
+
+
+# -- training -------------------------------------------------------------------------------------------------
+def reconcile(store: MeasurementStore, settings: Settings) -> int:
+    """Record what people moved in MLflow and close its runs of dead processes; returns the moves found.
+
+    Raises:
+        RegistryError: the registry is at fault.
+    """
+    from tlp.registry import Registry
+
+    registry = Registry(settings, store)
+    registry.close_stale_runs()
+    return len(registry.reconcile())
+
+
+def retrain(
+    store: MeasurementStore,
+    settings: Settings,
+    *,
+    device: str | None = None,
+    from_scratch: bool = False,
+    dry_run: bool = False,
+    force: bool = False,
+) -> dict[str, Any]:
+    """Train what is due, evaluate, register, and promote what passes the gate; one training per family at most.
+
+    Args:
+        store: the store; its newest sample is the snapshot.
+        settings: training, gate, registry.
+        device: the device it is for; None: the first of every family that makes a training due.
+        from_scratch: new weights instead of the champion's.
+        dry_run: only decide.
+        force: train `device` without waiting for new samples.
+
+    Returns:
+        `model, version (text or None), promoted, reason, gate, samples, seconds` of the first family, `decisions` (one
+        per device looked at) and `others` (the same keys for further families).
+
+    Raises:
+        NotFoundError: no such device, or none at all.
+        BusyError: the family is being trained.
+        InvalidInputError: nothing to train on.
+        RegistryError: the registry is at fault, or the champion cannot be read by this release.
+    """
+    names = [store.get_device(device).name] if device else _trainable(store)
+    from tlp.model.checkpoint import Manifest
+    from tlp.registry import Registry
+    from tlp.training import retrain as training
+
+    registry = Registry(settings, store)
+    champions: dict[str, Manifest | None] = {}
+    decisions: list[dict[str, Any]] = []
+    chosen: dict[str, str] = {}  # family → device to train for
+    for name in names:
+        family = store.get_device(name).family
+        if family not in champions:
+            found = None if from_scratch else training.load_champion(registry, family)
+            champions[family] = found[1].manifest if found else None
+        decision = training.decide(store, settings, name, champions[family], force=force or from_scratch)
+        decisions.append({"device": name, "family": family, "train": decision.train, "reason": decision.reason})
+        if decision.train:
+            chosen.setdefault(family, name)
+    reports: list[dict[str, Any]] = []
+    for family in dict.fromkeys(row["family"] for row in decisions):
+        if family in chosen and not dry_run:
+            reports.append(_train_family(store, settings, registry, chosen[family], from_scratch, force))
+        else:
+            why = "; ".join(row["reason"] for row in decisions if row["family"] == family)
+            prefix = "would train: " if family in chosen else "nothing to do: "
+            reports.append(_not_trained(registry.model_name(family), prefix + why))
+    return reports[0] | {"decisions": decisions, "others": reports[1:]}
+
+
+def _trainable(store: MeasurementStore) -> list[str]:
+    """Devices that may make a training due: those that are measured here, or all if there are only data sets."""
+    devices = store.list_devices()
+    real = [device for device in devices if device.endpoint.get("kind") != "dataset"] or devices
+    if not real:
+        raise NotFoundError("there is no device to train for", next_command="tlp device enroll this-cpu")
+    return [device.name for device in real]
+
+
+def _note(epoch: EpochReport) -> str:
+    watched = "" if math.isnan(epoch.validation_top1) else f", validation top-1 {epoch.validation_top1:.3f}"
+    return f"loss {epoch.loss:.4f}{watched}"
+
+
+def _not_trained(model: str, reason: str) -> dict[str, Any]:
+    return {
+        "model": model,
+        "version": None,
+        "promoted": False,
+        "reason": reason,
+        "gate": {},
+        "samples": {},
+        "seconds": 0.0,
+    }
+
+
+def _train_family(
+    store: MeasurementStore, settings: Settings, registry: Registry, device: str, from_scratch: bool, force: bool
+) -> dict[str, Any]:
+    from tlp.training import retrain as training
+
+    family = store.get_device(device).family
+    params = {"family": family, "from_scratch": from_scratch, "force": force}
+    with (
+        runs.train_lock(settings, family),
+        runs.open_run(store, RunKind.TRAIN, device=device, params=params) as run,
+        runs.device_activity(store, device, DeviceState.TRAINING, f"run {run.run_id}"),
+        track(f"train {registry.model_name(family)}", settings.train_epochs) as update,
+    ):
+        result = training.run_retrain(
+            store,
+            settings,
+            registry,
+            device=device,
+            from_scratch=from_scratch,
+            force=force,
+            on_progress=lambda epoch: update(epoch.epoch, _note(epoch), total=epoch.epochs),
+        )
+        report = result.to_json() | {"version": None if result.version is None else str(result.version)}
+        evaluation = result.report.to_json()["devices"] if result.report else {}
+        run.result = {key: report[key] for key in ("model", "version", "promoted", "samples")}
+        if result.version is None:
+            run.skip(result.reason)
+        else:
+            run.reason = (
+                f"version {result.version} {'promoted' if result.promoted else 'not promoted'}: {result.reason}"
+            )
+    return report | {"device": device, "evaluation": evaluation, "run_id": run.run_id}
+
+
+# -- tuning ---------------------------------------------------------------------------------------------------
+def has_unfinished_tuning(store: MeasurementStore, network: str, device: str) -> bool:
+    """Whether the last tuning run of that network on that device was interrupted, so that it can be resumed."""
+    from tlp.search import tuning
+
+    try:
+        tuning.find_resumable(store, network, device)
+    except UserError:
+        return False
+    return True
+
+
+def tune(
+    store: MeasurementStore,
+    settings: Settings,
+    *,
+    network: str,
+    device: str,
+    trials: int | None = None,
+    model: str = "champion",
+    search: str = "evolutionary",
+    resume: bool = False,
+) -> dict[str, Any]:
+    """Tune a network for a device; see `tlp.search.tuning.tune`, which takes the lock and opens the run.
+
+    Args:
+        store: the store.
+        settings: search and measuring.
+        network: network.
+        device: device.
+        trials: programs to measure; None: `tune_trials`, or what is left of the run that is resumed.
+        model: `champion`, a version number, `xgb` or `random`; a resumed run keeps its own.
+        search: how programs are looked for; a resumed run keeps its own.
+        resume: go on with the last run, which was interrupted.
+
+    Returns:
+        What `tlp tune --json` prints.
+    """
+    found = store.get_device(device)
+    store.get_network(network)
+    require_measurable(found)
+    from tlp.registry import Registry
+    from tlp.search import providers, tuning
+
+    ref = str(tuning.find_resumable(store, network, device).params["model"]) if resume else model
+    registry = Registry(settings, store)
+    if ref not in MODELS_WITHOUT_REGISTRY:
+        registry.reconcile()  # a champion that a person moved meanwhile is recorded before it is used
+    provider = providers.open_provider(ref, found, settings, registry)
+    with (
+        open_runner(found, settings) as runner,
+        track(f"tune {network}", trials or settings.tune_trials, every=settings.tune_batch) as update,
+    ):
+        report = tuning.tune(
+            store,
+            settings,
+            network=network,
+            device=device,
+            model=provider,
+            runner=runner,
+            trials=trials,
+            search=search,
+            resume=resume,
+            on_progress=lambda p: update(p.trials, _tuning_note(p.estimated_latency_s, p.failed), total=p.total),
+        )
+    return report.to_json()
+
+
+def _tuning_note(estimate_s: float | None, failed: int) -> str:
+    known = "" if estimate_s is None else f"estimated latency {estimate_s * 1e3:.2f} ms"
+    return ", ".join(part for part in (known, f"{failed} failed" if failed else "") if part)

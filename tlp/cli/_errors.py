@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import sys
 import traceback
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ from tlp.errors import InternalError, InvalidInputError, TlpError
 from tlp.settings import get_settings
 
 _INTERRUPTED = 130  # 128 + SIGINT
-_PIPE_CLOSED = 141  # 128 + SIGPIPE, what a shell reports for `tlp … | head`
 _NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR}
 
 
@@ -47,10 +45,6 @@ def reporting(*, as_json: bool) -> Iterator[Outcome]:
     except (KeyboardInterrupt, typer.Abort):
         outcome.exit_code = _INTERRUPTED
         _print(InvalidInputError("interrupted"), "Interrupted", as_json=as_json)
-    except BrokenPipeError:
-        outcome.exit_code = _PIPE_CLOSED
-        # the interpreter flushes stdout once more at exit and would complain then
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
     except OSError as exc:
         if exc.errno in _NOT_WRITABLE:
             outcome.exit_code = _report(_not_writable(exc), as_json=as_json)

@@ -23,6 +23,9 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+PIPE_CLOSED = 141
+"""128 + SIGPIPE, what a shell reports for a program whose reader went away."""
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the answer as JSON, and nothing else, on stdout.")]
 
 
@@ -136,7 +139,10 @@ def command(app: typer.Typer, name: str, *, example: str) -> Callable[[Callable[
         def run(*args: Any, json_output: bool = False, **kwargs: Any) -> None:
             with answers_only() as stream:
                 output = function(*args, **kwargs)
-                emit(output, as_json=json_output or state.json, stream=stream)
+                try:
+                    emit(output, as_json=json_output or state.json, stream=stream)
+                except BrokenPipeError:  # `tlp … | head`: the reader has what it wanted
+                    raise typer.Exit(PIPE_CLOSED) from None
             if output.exit_code:
                 raise typer.Exit(output.exit_code)
 

@@ -19,6 +19,7 @@ def import_app() -> typer.Typer:
     command(sub, "metaschedule", example="tlp import metaschedule ./database --device epyc --target x86-64-v3")(
         import_metaschedule
     )
+    command(sub, "ansor", example="tlp import ansor ./records.json --device epyc --target x86-64-v3")(import_ansor)
     command(sub, "parquet", example="tlp import parquet ./backup")(import_parquet)
     return sub
 
@@ -47,6 +48,22 @@ def import_metaschedule(
     return Output(report, lambda: tables.import_report(report))
 
 
+def import_ansor(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A log of auto_scheduler, or a folder of them.")],
+    device: DeviceOption,
+    target: Annotated[
+        str | None, typer.Option(help="Enroll the device as a data-set platform with this target, if it is new.")
+    ] = None,
+) -> Output:
+    """Import auto_scheduler (Ansor, TenSet) logs as measurements of a device."""
+    from tlp import exchange
+    from tlp.report import tables
+
+    settings, store = open_all()
+    report = exchange.import_ansor(store, settings, path, device=device, target=target)
+    return Output(report, lambda: tables.import_report(report))
+
+
 def import_parquet(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="Folder written by `tlp export parquet`.")],
 ) -> Output:
@@ -63,23 +80,25 @@ def export_metaschedule(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="Folder to write; must not exist or be empty.")],
     device: DeviceOption,
     network: Annotated[str | None, typer.Option(help="Only the subgraphs of this network.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Programs per subgraph, fastest first.")] = 1,
 ) -> Output:
     """Write the measured programs of a device as a MetaSchedule JSON database that stock TVM loads."""
     from tlp import exchange
     from tlp.report import tables
 
     _settings, store = open_all()
-    report = exchange.export_metaschedule(store, path, device=device, network=network)
+    report = exchange.export_metaschedule(store, path, device=device, network=network, top=top)
     return Output(report, lambda: tables.facts("", list(report.items())))
 
 
 def export_parquet(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="Folder to write; must not exist or be empty.")],
+    device: Annotated[str | None, typer.Option(help="Only this device's measurements.")] = None,
 ) -> Output:
-    """Write the whole store as Parquet files: a backup, and what other programs can read."""
+    """Write the store as Parquet files: a backup, and what other programs can read."""
     from tlp import exchange
     from tlp.report import tables
 
     _settings, store = open_all()
-    report = exchange.export_folder(store, path)
+    report = exchange.export_folder(store, path, device=device)
     return Output(report, lambda: tables.facts("", list(report.items())))

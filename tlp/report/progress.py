@@ -67,6 +67,7 @@ def _lines(label: str, total: int, every: int) -> Update:
     def update(done: int, note: str = "", *, total: int | None = None) -> None:
         nonlocal newest, shown
         newest = total if total is not None else newest
+        shown = min(shown, done)  # a second round counts from the start again
         if done < newest and done - shown < every:
             return
         shown = done

@@ -266,9 +266,8 @@ def import_report(report: Row) -> list[RenderableType]:
 # -- services -------------------------------------------------------------------------------------------------
 def services(report: Row) -> list[RenderableType]:
     """The answer of `tlp up`."""
-    cells = [
-        (name, "down" if s["up"] is False else "up", s.get("url"), s.get("pid"), s.get("log")) for name, s in report.items()
-    ]
+    states = {True: "up", False: "down", None: "elsewhere"}
+    cells = [(name, states[s["up"]], s.get("url"), s.get("pid"), s.get("log")) for name, s in report.items()]
     return [make("services", ("name", "state", "page", "process", "log"), cells), "next: tlp deploy; stop: tlp down"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -104,7 +105,7 @@ def test_a_home_that_cannot_be_written(tlp, monkeypatch, tmp_path):
 
 
 def test_a_full_disk(tlp, monkeypatch):
-    monkeypatch.setattr("shutil.disk_usage", lambda _path: (10, 9, 1))
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: SimpleNamespace(total=10, used=9, free=1))
     refused(tlp("measure", "x", "--samples", "1"), 2, "full")
 
 
