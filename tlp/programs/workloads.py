@@ -48,11 +48,12 @@ def load_module(workload: Workload) -> Any:
         InvalidInputError: this release of TVM cannot read it, e.g. it was imported from a much older one.
     """
     with map_tvm_errors(f"workload {workload.name} ({workload.workload_id}) cannot be read by this TVM"):
-        return _parse(workload.mod_json)
+        return parse_module(workload.mod_json)
 
 
 @lru_cache(maxsize=256)
-def _parse(mod_json: str) -> Any:
+def parse_module(mod_json: str) -> Any:
+    """The module of a JSON text; cached. Raises what TVM raises."""
     import tvm
 
     module = tvm.ir.load_json(mod_json)

@@ -1,0 +1,128 @@
+"""The best programs of a device as a MetaSchedule database that stock TVM loads and applies."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from storage import MeasurementStore
+from tlp.errors import InvalidInputError
+from tlp.programs._tvm import map_tvm_errors
+from tlp.programs.metaschedule_import import RECORDS, WORKLOADS
+from tlp.programs.space import DesignSpace
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What an export did.
+
+    Attributes:
+        workloads: subgraphs with at least one record.
+        records: tuning records written.
+        skipped: programs or workloads left out, each with its reason.
+    """
+
+    workloads: int
+    records: int
+    skipped: tuple[str, ...]
+
+
+def export_metaschedule(
+    store: MeasurementStore,
+    folder: Path,
+    device: str,
+    *,
+    workload_ids: Sequence[str] | None = None,
+    top: int = 1,
+    overwrite: bool = False,
+) -> ExportReport:
+    """Write the fastest programs of a device as `database_workload.json` and `database_tuning_record.json`.
+
+    Each record holds the whole trace, post-processing included, made again from sketch and decisions, and the median
+    latency in seconds. Load it with `meta_schedule.database.JSONDatabase(work_dir=folder)`; applied to the module of
+    `networks.import_relax` by `relax.transform.MetaScheduleApplyDatabase`.
+
+    Args:
+        store: holds the measurements.
+        folder: made if it is not there. Both files appear complete or not at all.
+        device: whose measurements.
+        workload_ids: only these subgraphs; None: all that were measured on the device.
+        top: how many programs per subgraph, fastest first.
+        overwrite: replace a database that is in the folder.
+
+    Raises:
+        NotFoundError: no such device or workload.
+        InvalidInputError: nothing to write, `top` < 1, the folder holds a database or cannot be written.
+    """
+    row = store.get_device(device)
+    if top < 1:
+        raise InvalidInputError(f"top is {top}, it must be at least 1")
+    if not overwrite and any((folder / name).exists() for name in (WORKLOADS, RECORDS)):
+        raise InvalidInputError(f"{folder} holds a MetaSchedule database already; choose another folder")
+    workloads = store.get_workloads(workload_ids)
+    ids = [workload.workload_id for workload in workloads]
+    best = store.best_programs(device, ids, top=top).rows(named=True)
+    if not best:
+        raise InvalidInputError(
+            f"nothing to export: no program of these {len(ids)} subgraphs ran on {device}",
+            next_command=f"tlp measure {device} --samples 100",
+        )
+    sketches = {s.sketch_id: s for s in store.get_sketches(sorted({r["sketch_id"] for r in best}))}
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for record in best:
+        rows.setdefault(record["workload_id"], []).append(record)
+    skipped: list[str] = []
+    written = records = 0
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".export-") as scratch:
+            database = _new_database(Path(scratch))
+            for workload in workloads:
+                if workload.workload_id not in rows:
+                    continue
+                try:
+                    space = DesignSpace(workload, row.target)
+                except InvalidInputError as exc:
+                    skipped.append(exc.message)
+                    continue
+                added = 0
+                for record in rows[workload.workload_id]:
+                    candidate = space.build(sketches[record["sketch_id"]], record["decisions"])
+                    if candidate is None or candidate.program.program_id != record["program_id"]:
+                        skipped.append(f"program {record['program_id']} of {workload.name} is not valid on this device")
+                        continue
+                    _commit(database, space, candidate.schedule, float(record["latency_s"]))
+                    added += 1
+                records += added
+                written += added > 0
+            for name in (WORKLOADS, RECORDS):
+                (Path(scratch) / name).replace(folder / name)
+    except OSError as exc:
+        raise InvalidInputError(f"{folder} cannot be written: {exc}") from exc
+    return ExportReport(written, records, tuple(skipped))
+
+
+def _new_database(folder: Path) -> Any:
+    with map_tvm_errors(f"TVM cannot make a database in {folder}"):
+        from tvm.s_tir import meta_schedule as ms
+
+        return ms.database.JSONDatabase(str(folder / WORKLOADS), str(folder / RECORDS), allow_missing=True)
+
+
+def _commit(database: Any, space: DesignSpace, schedule: Any, latency_s: float) -> None:
+    with map_tvm_errors(f"a record of {space.workload.name} cannot be written"):
+        from tvm.s_tir import meta_schedule as ms
+        from tvm.s_tir.meta_schedule.arg_info import ArgInfo
+        from tvm.target import Target
+
+        record = ms.database.TuningRecord(
+            schedule.trace,
+            database.commit_workload(space.module),
+            run_secs=[latency_s],
+            target=Target(space.target),
+            args_info=ArgInfo.from_entry_func(schedule.mod, remove_preproc=True),
+        )
+        database.commit_tuning_record(record)
