@@ -1,0 +1,305 @@
+"""Ansor's measure records into the store."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import orjson
+
+from storage import (
+    Device,
+    ImportReport,
+    MeasurementState,
+    MeasurementStore,
+    RunKind,
+    Sketch,
+    SkippedLine,
+    Workload,
+)
+from tlp.errors import InvalidInputError
+from tlp.language.ansor import LANGUAGE, parse_sketch_text
+from tlp.programs.ansor_batch import AnsorBatch
+from tlp.programs.ansor_log import (
+    Record,
+    foreign_format,
+    log_files,
+    looks_like_a_record,
+    make_workload,
+    numbered_lines,
+    open_log,
+    parse_record,
+    parse_target,
+    target_conflict,
+)
+from tlp.runs import open_run
+
+# Records per transaction: about 40 MB of rows; with fewer, opening and closing the store takes the larger part.
+BATCH_ROWS = 20_000
+_HEAD_LINES = 1000  # lines a log may begin with before its first record
+_HEAD_BYTES = 8 << 20
+_MAX_SKETCHES = 20_000  # remembered sketches, about 1 KB each; a forgotten one is added again, which changes nothing
+_MAX_SKIPPED = 1000  # skipped lines that are named one by one
+
+Line = tuple[int, bytes]
+
+
+def import_ansor(
+    store: MeasurementStore,
+    source: Path | BinaryIO,
+    *,
+    device: str,
+    on_progress: Callable[[int], None] | None = None,
+    batch_rows: int = BATCH_ROWS,
+) -> ImportReport:
+    """Add a log's programs and measurements to a device.
+
+    A line is skipped with a reason if it is cut or corrupt, or if its target is of another kind than the device. Failed
+    programs become failures, never latencies. A measurement is known by the device and the bytes of its line, so
+    importing a file again adds nothing, and a line that stands twice counts once. Memory does not grow with the log.
+
+    Args:
+        store: where to.
+        source: a file, a folder (all logs in it, recursively), or an open binary stream; gzip is recognised.
+        device: its name.
+        on_progress: called with the number of records read so far, once per batch.
+        batch_rows: records per transaction.
+
+    Raises:
+        NotFoundError: no such device.
+        InvalidInputError: nothing to import: no such file, an AutoTVM log, no log at all. Nothing was stored.
+    """
+    target = store.get_device(device)
+    name = str(source) if isinstance(source, Path) else "standard input"
+    with ExitStack() as stack:
+        # A folder's files are opened one after the other; one file or stream is opened here, so that a stream, which
+        # cannot be rewound, is looked at and read through the same lines.
+        if isinstance(source, Path) and source.is_dir():
+            logs, foreign = _logs_of(source)
+        else:
+            logs, foreign = iter([(name, _checked(stack.enter_context(open_log(source)), name))]), []
+        params = {"language": LANGUAGE, "source": name}
+        with open_run(store, RunKind.IMPORT, device=device, params=params) as run:
+            importer = _Importer(store, target, run.run_id, batch_rows, on_progress)
+            for file, reason in foreign:
+                importer.leave_out(file, reason)
+            for file, lines in logs:
+                importer.read(file, lines)
+            importer.flush()
+            report = importer.report()
+            run.result = {
+                "read": report.read,
+                "stored": report.stored,
+                "duplicates": report.duplicates,
+                "failed_measurements": report.failed_measurements,
+                "skipped": report.read - report.stored - report.duplicates,
+                "workloads": report.workloads,
+                "targets": importer.targets(),
+            }
+    return report
+
+
+def _logs_of(folder: Path) -> tuple[Iterator[tuple[str, Iterator[Line]]], list[tuple[str, str]]]:
+    """The logs of a folder with their lines, and its other files with reasons. Raises InvalidInputError if no logs."""
+    logs: list[Path] = []
+    foreign: list[tuple[str, str]] = []
+    for path in log_files(folder):
+        try:
+            with open_log(path) as stream:
+                _checked(stream, str(path))
+            logs.append(path)
+        except InvalidInputError as exc:
+            foreign.append((str(path), exc.message))
+    if not logs:
+        why = f": {foreign[0][1]}" if foreign else ""
+        raise InvalidInputError(f"{folder} holds no auto_scheduler log{why}", next_command=_HELP)
+    return _opened(logs), foreign
+
+
+def _opened(logs: list[Path]) -> Iterator[tuple[str, Iterator[Line]]]:
+    for path in logs:
+        with open_log(path) as stream:
+            yield str(path), numbered_lines(stream)
+
+
+_HELP = "tlp import ansor --help"
+
+
+def _checked(stream: BinaryIO, name: str) -> Iterator[Line]:
+    """The stream's lines, once its head is seen to hold a record. Raises InvalidInputError if it does not."""
+    lines = numbered_lines(stream)
+    head: list[Line] = []
+    size = 0
+    problem = None
+    try:
+        for number, line in itertools.islice(lines, _HEAD_LINES):
+            head.append((number, line))
+            size += len(line)
+            if looks_like_a_record(line):
+                return itertools.chain(head, lines)
+            other = _foreign(line)
+            if other is not None:
+                problem = f"line {number} is {other}"
+            if problem or size >= _HEAD_BYTES:
+                break
+    except InvalidInputError as exc:  # reading stopped
+        problem = exc.message
+    if problem is None:
+        problem = f"none of its first {len(head)} line(s) is a record"
+    raise InvalidInputError(f"{name} is no auto_scheduler log: {problem}", next_command=_HELP)
+
+
+def _foreign(line: bytes) -> str | None:
+    try:
+        return foreign_format(orjson.loads(line))
+    except orjson.JSONDecodeError:
+        return None
+
+
+class _Importer:
+    """Collects records into batches and hands them to the store."""
+
+    def __init__(
+        self,
+        store: MeasurementStore,
+        device: Device,
+        run_id: str,
+        batch_rows: int,
+        on_progress: Callable[[int], None] | None,
+    ) -> None:
+        self._store = store
+        self._device = device
+        self._run_id = run_id
+        self._batch_rows = batch_rows
+        self._on_progress = on_progress
+        self._salt = hashlib.sha256(b"ansor\0" + device.name.encode() + b"\0")
+        self._workloads: dict[str, Workload] = {}  # by key; thousands in the largest public data set
+        self._conflicts: dict[str, str | None] = {}  # by target
+        self._sketches: dict[tuple[str, bytes], Sketch] = {}
+        self._seen_workloads: set[str] = set()
+        self._targets: Counter[str] = Counter()
+        self._new_workloads: list[Workload] = []
+        self._new_sketches: list[Sketch] = []
+        self._batch = AnsorBatch()
+        self._read = self._stored = self._duplicates = self._failed = self._new = self._more_skipped = 0
+        self._skipped: list[SkippedLine] = []
+
+    def read(self, file: str, lines: Iterator[Line]) -> None:
+        """Take in one log."""
+        number = 0
+        try:
+            for number, line in lines:
+                self._read += 1
+                try:
+                    self._add(parse_record(line), line)
+                except InvalidInputError as exc:
+                    self.skip(file, number, exc.message)
+                if len(self._batch.seen) >= self._batch_rows:
+                    self.flush()
+        except InvalidInputError as exc:  # reading stopped
+            self.skip(file, number + 1, exc.message)
+            self._read += 1
+
+    def leave_out(self, file: str, reason: str) -> None:
+        """Report a whole file that is left out, as its first line."""
+        self.skip(file, 1, reason)
+        self._read += 1
+
+    def skip(self, file: str, number: int, reason: str) -> None:
+        """Report a line that is left out."""
+        if len(self._skipped) < _MAX_SKIPPED:
+            self._skipped.append(SkippedLine(number, reason, file))
+        else:
+            self._more_skipped += 1
+
+    def _add(self, record: Record, line: bytes) -> None:
+        conflict = self._conflict(record.target)
+        if conflict is not None:
+            raise InvalidInputError(conflict)
+        workload = self._workload(record.workload_key)
+        sketch = self._sketch(workload.workload_id, record)
+        digest = self._salt.copy()
+        digest.update(line)
+        measurement_id = digest.hexdigest()[:32]
+        if measurement_id in self._batch.seen:
+            self._duplicates += 1
+            return
+        # As Program.make and stable_id, at a fifth of their time.
+        values = orjson.dumps(record.decisions)[1:-1]
+        program_id = hashlib.sha256(b"program\0%b\0%b\0" % (sketch.sketch_id.encode(), values)).hexdigest()[:32]
+        self._remember(workload, sketch, record)
+        self._batch.add(measurement_id, program_id, sketch, record)
+
+    def _remember(self, workload: Workload, sketch: Sketch, record: Record) -> None:
+        """A good record: what it stands on goes into the batch if it is new."""
+        self._targets[record.target] += 1
+        self._failed += record.state is not MeasurementState.OK
+        if workload.workload_id not in self._seen_workloads:
+            self._seen_workloads.add(workload.workload_id)
+            self._new_workloads.append(workload)
+        known = (workload.workload_id, record.sketch_text)
+        if known not in self._sketches:
+            self._sketches[known] = sketch
+            self._new_sketches.append(sketch)
+
+    def _conflict(self, target: str) -> str | None:
+        if target not in self._conflicts:
+            self._conflicts[target] = target_conflict(target, self._device.target, self._device.family)
+        return self._conflicts[target]
+
+    def _workload(self, key: str) -> Workload:
+        workload = self._workloads.get(key)
+        if workload is None:
+            workload = self._workloads[key] = make_workload(key)
+        return workload
+
+    def _sketch(self, workload_id: str, record: Record) -> Sketch:
+        """The record's sketch, checked when its text is seen first."""
+        sketch = self._sketches.get((workload_id, record.sketch_text))
+        if sketch is None:
+            slots = parse_sketch_text(record.sketch_text)[1]
+            width = slots[-1].stop if slots else 0
+            sketch = Sketch.make(workload_id, LANGUAGE, record.sketch_text.decode(), width)
+        if sketch.decision_width != len(record.decisions):
+            raise InvalidInputError(
+                f"the steps hold {len(record.decisions)} decisions where their sketch takes {sketch.decision_width}"
+            )
+        return sketch
+
+    def flush(self) -> None:
+        """Hand what was collected to the store."""
+        if self._new_workloads:
+            self._new += self._store.add_workloads(self._new_workloads)
+        batch = self._batch
+        if batch.seen:
+            new = self._store.add_measurement_frames(
+                batch.programs(), batch.measurements(self._device.name, self._run_id), sketches=self._new_sketches
+            )
+            self._stored += new
+            self._duplicates += len(batch.seen) - new
+        if len(self._sketches) > _MAX_SKETCHES:
+            self._sketches.clear()
+        self._new_workloads, self._new_sketches, self._batch = [], [], AnsorBatch()
+        if self._on_progress is not None:
+            self._on_progress(self._read)
+
+    def report(self) -> ImportReport:
+        """What was done so far."""
+        return ImportReport(
+            read=self._read,
+            stored=self._stored,
+            duplicates=self._duplicates,
+            failed_measurements=self._failed,
+            skipped=tuple(self._skipped),
+            workloads=self._new,
+            more_skipped=self._more_skipped,
+        )
+
+    def targets(self) -> list[dict[str, Any]]:
+        """The targets of the records and how many records each has."""
+        return [{**parse_target(text), "records": count} for text, count in self._targets.most_common(100)]
