@@ -34,7 +34,7 @@ ENVIRONMENT: Final[Mapping[str, str]] = {
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_LOGGING_LEVEL": "ERROR",
     # The stock seven retries with growing pauses keep a caller waiting for minutes when a server is down.
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }
@@ -147,11 +147,11 @@ def _closing_sqlite(uri: str) -> Iterator[sqlite3.Connection]:
 
 
 def retrying(call: Callable[[], T]) -> T:
-    """Call something that may be repeated without harm, again if MLflow does not answer: 3 times, about 3 s apart."""
+    """Call something that may be repeated without harm, again if MLflow does not answer: 3 times in all."""
     for attempt in tenacity.Retrying(
         retry=tenacity.retry_if_exception(_is_passing),
         stop=tenacity.stop_after_attempt(3),
-        wait=tenacity.wait_exponential_jitter(initial=0.5, max=3.0),
+        wait=tenacity.wait_random(0.2, 1.0),
         reraise=True,
     ):
         with attempt:

@@ -80,9 +80,15 @@ class Mover:
             return
         tag = rejected_tag(alias)
         if from_version is not None and _history.is_step_back(from_version, to_version):
-            none_if_missing(lambda: self.tag(model, from_version, tag, f"{alias} was moved away by a person"))
+            self._reject(model, from_version, tag, f"{alias} was moved away by a person")
         if to_version is not None and tag in self._read.get(model, to_version).tags:
             retrying(lambda: self._client.delete_model_version_tag(model, str(to_version), tag))
+
+    def _reject(self, model: str, version: int, tag: str, reason: str) -> None:
+        """Tag a version, if it is still there and not tagged yet."""
+        row = none_if_missing(lambda: self._client.get_model_version(model, str(version)))
+        if row is not None and tag not in row.tags:
+            self.tag(model, version, tag, reason)
 
     def previous(self, model: str, alias: str, current: int | None) -> int:
         """The version a rollback of `alias` goes to. Raises NotFoundError."""

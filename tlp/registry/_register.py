@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +23,7 @@ from tlp.registry._mlflow import EXPERIMENT, error_code, import_pyfunc
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import LoggedModel
 
 OWNER_TAG: Final = "tlp.owner"
 CHECKPOINT: Final = "checkpoint"
@@ -81,8 +84,11 @@ def register_version(client: MlflowClient, experiment_id: str, what: Submission)
     """
     with _run(client, experiment_id, what.run_name) as run_id:
         _log_run(client, run_id, what)
-        model_id = _log_model(client, experiment_id, run_id, what)
-        return _create_version(client, run_id, model_id, what)
+        model = _log_model(client, experiment_id, run_id, what)
+        version = _create_version(client, run_id, model, what)
+        links = json.dumps([{"name": what.model, "version": version}])
+        client.set_logged_model_tags(model.model_id, {"mlflow.modelVersions": links})  # what its page links to
+        return version
 
 
 @contextmanager
@@ -113,7 +119,7 @@ def _log_run(client: MlflowClient, run_id: str, what: Submission) -> None:
         client.log_dict(run_id, dict(what.report), "report.json")
 
 
-def _log_model(client: MlflowClient, experiment_id: str, run_id: str, what: Submission) -> str:
+def _log_model(client: MlflowClient, experiment_id: str, run_id: str, what: Submission) -> LoggedModel:
     """Upload the model's files; the client calls instead of `pyfunc.log_model`, which needs MLflow's global state."""
     from mlflow.entities import LoggedModelOutput, Metric
 
@@ -129,7 +135,7 @@ def _log_model(client: MlflowClient, experiment_id: str, run_id: str, what: Subm
         Metric(key, float(value), now, 0, model_id=model_id, run_id=run_id) for key, value in what.metrics.items()
     ]
     client.log_batch(run_id, metrics=values)  # shown on the model's page
-    return model_id
+    return model
 
 
 def _save_pyfunc(folder: Path, what: Submission) -> None:
@@ -148,6 +154,12 @@ def _save_pyfunc(folder: Path, what: Submission) -> None:
     )
     files = folder / CHECKPOINT  # the name under which every reader finds them
     shutil.copytree(what.checkpoint_dir, files)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*input example was not provided")  # the signature is given
+        _save(pyfunc, folder, files, signature)
+
+
+def _save(pyfunc: Any, folder: Path, files: Path, signature: Any) -> None:
     pyfunc.save_model(
         path=str(folder / _MODEL),
         python_model=str(Path(tlp.__file__).with_name("serving.py")),
@@ -159,7 +171,7 @@ def _save_pyfunc(folder: Path, what: Submission) -> None:
     )
 
 
-def _create_version(client: MlflowClient, run_id: str, model_id: str, what: Submission) -> int:
+def _create_version(client: MlflowClient, run_id: str, model: LoggedModel, what: Submission) -> int:
     from mlflow.exceptions import MlflowException
 
     try:
@@ -176,11 +188,12 @@ def _create_version(client: MlflowClient, run_id: str, model_id: str, what: Subm
         with attempt:
             made = client.create_model_version(
                 what.model,
-                source=f"models:/{model_id}",
+                # Not `models:/<id>`: on SQLite MLflow looks such a source up in its process-wide tracking URI.
+                source=model.artifact_location,
                 run_id=run_id,
                 tags=dict(what.tags),
                 await_creation_for=None,
-                model_id=model_id,
+                model_id=model.model_id,
             )
             return int(made.version)
     raise AssertionError("unreachable: tenacity returns or raises")
