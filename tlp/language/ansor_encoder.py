@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from storage import Sketch
-from tlp.errors import InvalidInputError
+from tlp.errors import InvalidInputError, ModelFormatError
 from tlp.language.ansor import (
     DECIDED_FIELD,
     LANGUAGE,
@@ -44,20 +44,22 @@ from tlp.language.ansor import (
 )
 from tlp.language.vocabulary import PADDING, UNKNOWN, Vocabulary
 
-ENCODER_VERSION = "ansor-1"  # the encoder's version is this and the platform
+CPU_VERSION = "ansor-1-cpu"
+GPU_VERSION = "ansor-1-gpu"
+ENCODER_VERSIONS = (CPU_VERSION, GPU_VERSION)
 
-#: One-hot columns per platform. The order is for ever.
+#: Encoder version → kinds of its one-hot columns. The order is for ever.
 KINDS: dict[str, tuple[str, ...]] = {
-    "cpu": ("SP", "RE", "FU", "AN", "FSP", "CA", "CI", "CR", "PR", "RF", "CHW"),
-    "gpu": ("SP", "RE", "FU", "AN", "FSP", "FFSP", "CA", "CI", "PR", "CHR", "CHW"),
+    CPU_VERSION: ("SP", "RE", "FU", "AN", "FSP", "CA", "CI", "CR", "PR", "RF", "CHW"),
+    GPU_VERSION: ("SP", "RE", "FU", "AN", "FSP", "FFSP", "CA", "CI", "PR", "CHR", "CHW"),
 }
 
-#: (platform, cropped) → (L, E).
+#: (encoder version, cropped) → (L, E).
 LAYOUTS: dict[tuple[str, bool], tuple[int, int]] = {
-    ("cpu", True): (25, 22),
-    ("cpu", False): (54, 40),
-    ("gpu", True): (40, 20),
-    ("gpu", False): (69, 49),
+    (CPU_VERSION, True): (25, 22),
+    (CPU_VERSION, False): (54, 40),
+    (GPU_VERSION, True): (40, 20),
+    (GPU_VERSION, False): (69, 49),
 }
 
 _CPU_FAMILIES = ("x86_64", "aarch64", "arm", "riscv64", "ppc64le")
@@ -71,9 +73,9 @@ def ansor_vocabulary() -> Vocabulary:
     return Vocabulary(kinds=(), words=_WORDS)
 
 
-def platform_of(family: str) -> str:
-    """`cpu` or `gpu`, for an ISA family."""
-    return "cpu" if family in _CPU_FAMILIES else "gpu"
+def version_of(family: str) -> str:
+    """The encoder version for an ISA family."""
+    return CPU_VERSION if family in _CPU_FAMILIES else GPU_VERSION
 
 
 def grow_vocabulary(vocabulary: Vocabulary, sketches: Iterable[Sketch]) -> Vocabulary:
@@ -111,26 +113,34 @@ class AnsorEncoder:
 
     Args:
         vocabulary: tokens of the names.
-        platform: `cpu` or `gpu`, which 11 kinds there are.
-        length: L; the platform's cropped size if None.
-        width: E; the platform's cropped size if None.
+        version: `ansor-1-cpu` or `ansor-1-gpu`, which 11 kinds there are.
+        length: L; the cropped size if None.
+        width: E; the cropped size if None.
 
     Raises:
-        InvalidInputError: no such platform, or E leaves no room beside the one-hot.
+        ModelFormatError: an encoder version this release does not have.
+        InvalidInputError: E leaves no room beside the one-hot.
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, *, platform: str = "cpu", length: int | None = None, width: int | None = None
+        self,
+        vocabulary: Vocabulary,
+        *,
+        version: str = CPU_VERSION,
+        length: int | None = None,
+        width: int | None = None,
     ) -> None:
-        if platform not in KINDS:
-            raise InvalidInputError(f"platform {platform!r} is neither 'cpu' nor 'gpu'")
-        cropped = LAYOUTS[platform, True]
+        if version not in KINDS:
+            raise ModelFormatError(
+                f"encoder version {version!r} is not one of this release's {', '.join(ENCODER_VERSIONS)}",
+                next_command="tlp train --from-scratch",
+            )
+        cropped = LAYOUTS[version, True]
         self.vocabulary = vocabulary
-        self.platform = platform
+        self.version = version
         self.length = cropped[0] if length is None else length
         self.width = cropped[1] if width is None else width
-        self.version = f"{ENCODER_VERSION}-{platform}"
-        self._columns = {kind: column for column, kind in enumerate(KINDS[platform])}
+        self._columns = {kind: column for column, kind in enumerate(KINDS[version])}
         if self.length < 1 or self.width <= len(self._columns):
             raise InvalidInputError(
                 f"an encoding of {self.length} x {self.width} is too small: at least 1 x {len(self._columns) + 1}"
@@ -170,7 +180,7 @@ class AnsorEncoder:
         """One program the slow, plain way, from its steps; (L, E). `encode` must equal it."""
         rows = np.zeros((self.length, self.width), np.float32)
         for row, step in enumerate(to_steps(sketch, decisions)[: self.length]):
-            numbers: list[float] = [1.0 if kind == step[0] else 0.0 for kind in KINDS[self.platform]]
+            numbers: list[float] = [1.0 if kind == step[0] else 0.0 for kind in KINDS[self.version]]
             for field in step[1:]:
                 for item in field if isinstance(field, list) else [field]:
                     if item is None:

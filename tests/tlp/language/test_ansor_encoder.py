@@ -13,15 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage import Sketch
-from tlp.errors import InvalidInputError
+from tlp.errors import InvalidInputError, ModelFormatError
 from tlp.language.ansor import NULL, from_steps, parse_sketch
 from tlp.language.ansor_encoder import (
+    CPU_VERSION,
+    ENCODER_VERSIONS,
+    GPU_VERSION,
     KINDS,
     LAYOUTS,
     AnsorEncoder,
     ansor_vocabulary,
     grow_vocabulary,
-    platform_of,
+    version_of,
 )
 from tlp.language.vocabulary import UNKNOWN
 
@@ -49,7 +52,7 @@ def test_vectorised_equals_reference(data: st.DataObject) -> None:
     sketch = data.draw(st.sampled_from(SKETCHES))
     encoder = AnsorEncoder(
         ansor_vocabulary(),
-        platform=data.draw(st.sampled_from(sorted(KINDS))),
+        version=data.draw(st.sampled_from(ENCODER_VERSIONS)),
         length=data.draw(st.integers(1, 80)),
         width=data.draw(st.integers(12, 60)),
     )
@@ -68,13 +71,13 @@ def test_vectorised_equals_reference(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "platform"), [("v0.6-conv2d-1k-x86.json.gz", "cpu"), ("v0.6-conv2d-rtx3080.log", "gpu")]
+    ("name", "version"), [("v0.6-conv2d-1k-x86.json.gz", CPU_VERSION), ("v0.6-conv2d-rtx3080.log", GPU_VERSION)]
 )
 @pytest.mark.parametrize("cropped", [True, False])
-def test_real_programs_fit_the_layout(name: str, platform: str, cropped: bool) -> None:
-    length, width = LAYOUTS[platform, cropped]
-    encoder = AnsorEncoder(ansor_vocabulary(), platform=platform, length=length, width=width)
-    whole = AnsorEncoder(ansor_vocabulary(), platform=platform, length=100, width=100)
+def test_real_programs_fit_the_layout(name: str, version: str, cropped: bool) -> None:
+    length, width = LAYOUTS[version, cropped]
+    encoder = AnsorEncoder(ansor_vocabulary(), version=version, length=length, width=width)
+    whole = AnsorEncoder(ansor_vocabulary(), version=version, length=100, width=100)
     for steps in records(name)[:100]:
         sketch, program = from_steps("w", steps)
         rows = encoder.encode(sketch, np.array([program.decisions]))[0]
@@ -101,7 +104,7 @@ def test_layout_by_hand() -> None:
     rows = AnsorEncoder(vocabulary, length=7, width=20).encode(sketch, np.array([program.decisions]))[0]
 
     def row(kind: str | None, *numbers: int) -> list[int]:
-        cells = [int(k == kind) for k in KINDS["cpu"]] + list(numbers)
+        cells = [int(k == kind) for k in KINDS[CPU_VERSION]] + list(numbers)
         return cells + [0] * (20 - len(cells))
 
     assert rows.tolist() == [
@@ -118,7 +121,11 @@ def test_layout_by_hand() -> None:
 def test_each_platform_has_eleven_kinds() -> None:
     assert [len(set(kinds)) for kinds in KINDS.values()] == [11, 11]
     assert len({kind for kinds in KINDS.values() for kind in kinds}) == 13
-    assert (platform_of("x86_64"), platform_of("aarch64"), platform_of("cuda")) == ("cpu", "cpu", "gpu")
+    assert (version_of("x86_64"), version_of("aarch64"), version_of("cuda")) == (
+        CPU_VERSION,
+        CPU_VERSION,
+        GPU_VERSION,
+    )
 
 
 def test_a_grown_vocabulary_keeps_the_old_numbers() -> None:
@@ -129,8 +136,8 @@ def test_a_grown_vocabulary_keeps_the_old_numbers() -> None:
     new = grow_vocabulary(old, [sketch])
     assert new.words[: len(old.words)] == old.words
     decisions = np.array([program.decisions])
-    before = AnsorEncoder(old, platform="gpu").encode(sketch, decisions)[0]
-    after = AnsorEncoder(new, platform="gpu").encode(sketch, decisions)[0]
+    before = AnsorEncoder(old, version=GPU_VERSION).encode(sketch, decisions)[0]
+    after = AnsorEncoder(new, version=GPU_VERSION).encode(sketch, decisions)[0]
     assert before[1, 12] == UNKNOWN
     assert after[1, 12] == new.word_id("warp") > UNKNOWN
     after[1, 12] = UNKNOWN
@@ -145,7 +152,7 @@ def test_wrong_input_is_refused() -> None:
         encoder.encode(sketch, np.zeros((1, 3), np.int32))
     with pytest.raises(InvalidInputError, match="of language 'metaschedule'"):
         encoder.encode(Sketch.make("w", "metaschedule", "[]", 0), np.zeros((1, 0), np.int32))
-    with pytest.raises(InvalidInputError, match="neither 'cpu' nor 'gpu'"):
-        AnsorEncoder(ansor_vocabulary(), platform="tpu")
+    with pytest.raises(ModelFormatError, match="'ansor-0-cpu' is not one of this release's ansor-1-cpu, ansor-1-gpu"):
+        AnsorEncoder(ansor_vocabulary(), version="ansor-0-cpu")
     with pytest.raises(InvalidInputError, match="too small"):
         AnsorEncoder(ansor_vocabulary(), width=11)
