@@ -1,7 +1,7 @@
 """Runs a command that must not outlive its parent: `python -m tlp._child PARENT_PID -- COMMAND…`.
 
 The caller starts this with `start_new_session=True`. The command runs in the same process group; when the parent is
-gone (also by SIGKILL), or on SIGTERM or SIGINT, the group and every descendant get SIGTERM, and SIGKILL after 5 s. If
+gone (also by SIGKILL), or on SIGTERM or SIGINT, the group and every descendant get SIGTERM, and SIGKILL after 3 s. If
 this process itself is killed, the command gets SIGTERM from the kernel where it can do that (Linux). The exit status
 is the command's.
 
@@ -24,7 +24,7 @@ from typing import Final
 import psutil
 
 POLL_S: Final = 0.25
-GRACE_S: Final = 5.0
+GRACE_S: Final = 3.0
 _PR_SET_PDEATHSIG: Final = 1
 
 

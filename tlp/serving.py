@@ -30,7 +30,7 @@ class ServedModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # no type i
         self._predictors: dict[str, Any] = {}
 
     def predict(self, context: Any, model_input: np.ndarray, params: dict[str, Any] | None = None) -> Any:
-        """Scores `(N, 1)` of encoded programs `(N, L, E)`; see the module. Raises NotFoundError (unknown device)."""
+        """Scores `(N, 1)` of encoded programs `(N, L, E)`; see the module. Raises InvalidInputError (no head)."""
         from tlp.model.predictor import Predictor
 
         device = str((params or {}).get("device") or self._checkpoint.heads[0])

@@ -146,7 +146,7 @@ def _save_pyfunc(folder: Path, what: Submission) -> None:
     from mlflow.types.schema import DataType, ParamSchema, ParamSpec, Schema, TensorSpec
 
     single = np.dtype(np.float32)
-    length, width = what.feature_shape or (-1, -1)
+    length, width = what.feature_shape or _feature_shape(what.checkpoint_dir)
     signature = ModelSignature(
         inputs=Schema([TensorSpec(single, (-1, length, width))]),
         outputs=Schema([TensorSpec(single, (-1, 1))]),
@@ -157,6 +157,15 @@ def _save_pyfunc(folder: Path, what: Submission) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*input example was not provided")  # the signature is given
         _save(pyfunc, folder, files, signature)
+
+
+def _feature_shape(checkpoint_dir: Path) -> tuple[int, int]:
+    """(L, E) from the checkpoint's configuration; -1 for what it does not say: any."""
+    try:
+        config = json.loads((checkpoint_dir / "config.json").read_text())
+        return int(config.get("length", -1)), int(config.get("width", -1))
+    except (FileNotFoundError, ValueError):
+        return -1, -1
 
 
 def _save(pyfunc: Any, folder: Path, files: Path, signature: Any) -> None:

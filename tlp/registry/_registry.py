@@ -95,7 +95,8 @@ class Registry:
             tags: of the version and its run; structures become JSON. See `VersionFacts.to_tags`.
             figures: PNG files for the run's page.
             report: a dictionary for `report.json`.
-            feature_shape: (L, E) of an encoded program; the model then refuses other inputs.
+            feature_shape: (L, E) of an encoded program, the only one the model then accepts; None: what the
+                checkpoint's config.json says.
 
         Raises:
             InvalidInputError: no such directory.
