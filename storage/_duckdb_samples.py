@@ -188,7 +188,17 @@ class SampleTables(MeasurementStore):
 
 
 def _frame(con: Connection, query: str, params: list[Any]) -> pl.DataFrame:
-    frame: pl.DataFrame = con.sql(query, params=params).pl()
+    """The rows of a query, `?` standing for `params` in order.
+
+    The values travel as variables of the connection: given as parameters of `con.sql`, the result is first built row by
+    row (5 times slower), and `con.execute` has no frames in DuckDB 2.
+    """
+    first, *rest = query.split("?")
+    text = first
+    for number, (value, part) in enumerate(zip(params, rest, strict=True)):
+        con.execute(f"SET VARIABLE p{number} = ?", [value])
+        text += f"getvariable('p{number}'){part}"
+    frame: pl.DataFrame = con.sql(text).pl()
     return frame
 
 
@@ -206,8 +216,9 @@ def _sample_condition(devices: Sequence[str] | None, watermark: int | None, afte
 
 def _outcomes(con: Connection, condition: str, params: list[Any], columns: Sequence[str]) -> pl.DataFrame:
     names = ", ".join(f'"{column}"' for column in columns)
-    frame = _frame(con, f"SELECT {names} FROM ({_JOINED} WHERE {condition}) ORDER BY seq", params)
-    return frame.with_columns(pl.col("at").dt.replace_time_zone("UTC"))
+    frame = _frame(con, f"SELECT {names} FROM ({_JOINED} WHERE {condition})", params)
+    # Sorted here: DuckDB would carry the lists through its sort (4 times slower).
+    return frame.sort("seq").with_columns(pl.col("at").dt.replace_time_zone("UTC"))
 
 
 def _check_runs(con: Connection) -> None:

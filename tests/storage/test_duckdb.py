@@ -1,0 +1,278 @@
+"""The DuckDB backend's file: versions, migrations, and everything that is wrong with a file or a folder."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from storage import DuckDBStore, _migrations
+from storage._connection import map_duckdb_errors
+from storage._schema import MIGRATIONS, Migration
+from storage.errors import StoreCorruptError, StoreError, StoreLockedError, StoreVersionError
+from storage.testing import Scene, example_device
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store.duckdb"
+
+
+@pytest.fixture(autouse=True)
+def _as_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Schemas are checked once per process and file."""
+    monkeypatch.setattr(_migrations, "_checked", {})
+
+
+def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_migrations, "_checked", {})
+
+
+# -- versions -----------------------------------------------------------------------------------------------------
+def test_reopening_keeps_everything_and_migrates_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Scene(DuckDBStore(path)).add(1e-3, None)
+    another_process(monkeypatch)
+    store = DuckDBStore(str(path))
+    assert store.watermark() == 2
+    assert store.path == path
+    assert repr(store) == f"DuckDBStore({str(path)!r})"
+    with duckdb.connect(str(path), read_only=True) as con:
+        rows = con.execute("SELECT version, name, release FROM migrations").fetchall()
+    assert rows == [(m.version, m.name, _migrations.release()) for m in MIGRATIONS]
+
+
+def test_newer_schema_is_refused_with_the_command_to_type(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    DuckDBStore(path)
+    with duckdb.connect(str(path)) as con:
+        con.execute("INSERT INTO migrations VALUES (999, 'later', '2030-01-01', '9.9.9')")
+    another_process(monkeypatch)
+    with pytest.raises(StoreVersionError, match=r"9\.9\.9.*999") as caught:
+        DuckDBStore(path)
+    assert caught.value.next_command == "pip install --upgrade 'tlp-fleet>=9.9.9'"
+
+
+def test_migration_is_applied_to_an_older_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Scene(DuckDBStore(path)).add(1e-3)
+    later = Migration(2, "notes", ("CREATE TABLE notes (text VARCHAR)", "INSERT INTO notes VALUES ('kept')"))
+    monkeypatch.setattr(_migrations, "MIGRATIONS", (*MIGRATIONS, later))
+    another_process(monkeypatch)
+    assert DuckDBStore(path).watermark() == 1
+    with duckdb.connect(str(path), read_only=True) as con:
+        assert con.execute("SELECT text FROM notes").fetchall() == [("kept",)]
+        assert con.execute("SELECT max(version) FROM migrations").fetchall() == [(2,)]
+    another_process(monkeypatch)
+    assert DuckDBStore(path).watermark() == 1
+
+
+def test_failed_migration_leaves_neither_tables_nor_record(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Scene(DuckDBStore(path)).add(1e-3)
+    good = Migration(2, "good", ("CREATE TABLE good (x INTEGER)",))
+    bad = Migration(3, "bad", ("CREATE TABLE bad (x INTEGER)", "INSERT INTO no_such_table VALUES (1)"))
+    monkeypatch.setattr(_migrations, "MIGRATIONS", (*MIGRATIONS, good, bad))
+    another_process(monkeypatch)
+    with pytest.raises(StoreError, match="no_such_table"):
+        DuckDBStore(path)
+    with duckdb.connect(str(path), read_only=True) as con:
+        tables = {row[0] for row in con.execute("SELECT table_name FROM information_schema.tables").fetchall()}
+        versions = con.execute("SELECT version FROM migrations ORDER BY version").fetchall()
+    assert "good" in tables
+    assert "bad" not in tables
+    assert versions == [(1,), (2,)]
+    monkeypatch.setattr(_migrations, "MIGRATIONS", (*MIGRATIONS, good))
+    assert DuckDBStore(path).watermark() == 1
+
+
+def test_failed_creation_leaves_no_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = Migration(2, "bad", ("INSERT INTO no_such_table VALUES (1)",))
+    with monkeypatch.context() as patch:
+        patch.setattr(_migrations, "MIGRATIONS", (*MIGRATIONS, bad))
+        with pytest.raises(StoreError, match="no_such_table"):
+            DuckDBStore(path)
+    assert not path.exists()
+    assert DuckDBStore(path).watermark() == 0
+
+
+def test_file_is_readable_by_the_oldest_duckdb_we_allow(path: Path) -> None:
+    DuckDBStore(path)
+    with duckdb.connect(str(path), read_only=True) as con:
+        tags = con.execute("SELECT tags FROM duckdb_databases() WHERE database_name = 'store'").fetchall()
+    assert "v1.5" in str(tags) or "v1.4" in str(tags) or "v1.3" in str(tags) or "v1.2" in str(tags), tags
+
+
+# -- files that are no stores ---------------------------------------------------------------------------------------
+def _text(path: Path) -> None:
+    path.write_text("not a store\n" * 1000)
+
+
+def _empty(path: Path) -> None:
+    path.touch()
+
+
+def _sqlite(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE t (x)")
+    connection.commit()
+    connection.close()
+
+
+def _folder(path: Path) -> None:
+    path.mkdir()
+
+
+def _other_duckdb(path: Path) -> None:
+    with duckdb.connect(str(path)) as con:
+        con.execute("CREATE TABLE cats (name VARCHAR)")
+
+
+def _half(path: Path) -> None:
+    Scene(DuckDBStore(path)).add(*[1e-3] * 50)
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _first_kilobytes(path: Path) -> None:
+    DuckDBStore(path)
+    os.truncate(path, 5000)
+
+
+def _zeroed_header(path: Path) -> None:
+    DuckDBStore(path)
+    content = bytearray(path.read_bytes())
+    content[:4096] = bytes(4096)
+    path.write_bytes(content)
+
+
+def _garbage(path: Path) -> None:
+    Scene(DuckDBStore(path)).add(*[1e-3] * 50)
+    content = bytearray(path.read_bytes())
+    content[12288:] = os.urandom(len(content) - 12288)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "make", [_text, _empty, _sqlite, _folder, _other_duckdb, _half, _first_kilobytes, _zeroed_header, _garbage]
+)
+def test_file_that_is_no_store_is_refused(path: Path, make: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert callable(make)
+    make(path)
+    another_process(monkeypatch)
+    with pytest.raises(StoreCorruptError) as caught:
+        DuckDBStore(path).measurements()
+    assert str(path) in caught.value.message
+    assert caught.value.next_command == "tlp doctor"
+    assert "\n" not in caught.value.message
+
+
+def test_file_of_a_newer_duckdb(path: Path) -> None:
+    text = "IO Error: Trying to read a database file with version number 999, but we can only read versions between 64"
+    with pytest.raises(StoreVersionError) as caught, map_duckdb_errors(path):
+        raise duckdb.IOException(text)
+    assert caught.value.next_command == "pip install --upgrade duckdb"
+
+
+def test_replaced_file_is_noticed(path: Path) -> None:
+    store = DuckDBStore(path)
+    store.add_device(example_device(), "test")
+    path.unlink()
+    _text(path)
+    with pytest.raises(StoreCorruptError):
+        DuckDBStore(path).watermark()
+
+
+# -- folders that cannot be used --------------------------------------------------------------------------------------
+def test_folder_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("in the way")
+    with pytest.raises(StoreError, match="home") as caught:
+        DuckDBStore(tmp_path / "home" / "store.duckdb")
+    assert caught.value.next_command is not None
+    assert not isinstance(caught.value, StoreCorruptError)
+
+
+def test_read_only_folder(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        folder = Path("/sys/kernel")  # not even root may make a file there
+    else:
+        folder = tmp_path / "home"
+        folder.mkdir(mode=0o500)
+    with pytest.raises(StoreError) as caught:
+        DuckDBStore(folder / "store.duckdb")
+    assert str(folder) in caught.value.message
+    assert not isinstance(caught.value, StoreCorruptError)
+    assert str(caught.value.next_command).startswith(f"ls -ld {folder}")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_reading_a_store_in_a_read_only_folder(path: Path) -> None:
+    Scene(DuckDBStore(path)).add(1e-3)
+    path.with_name("store.duckdb.turn").unlink(missing_ok=True)
+    path.parent.chmod(0o500)
+    try:
+        assert DuckDBStore(path).watermark() == 1
+    finally:
+        path.parent.chmod(0o700)
+
+
+def test_full_disk(path: Path) -> None:
+    """A file-size limit stands for the full disk: writes fail in the same calls, with another errno."""
+    Scene(DuckDBStore(path)).add(1e-3)
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_duckdb import write_until_full
+write_until_full({str(path)!r})
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("no space left for the store"), done.stdout
+    assert DuckDBStore(path).watermark() >= 1
+
+
+def write_until_full(path: str) -> None:
+    """Runs in a child: SIGXFSZ off, so that write(2) fails with EFBIG."""
+    store = DuckDBStore(path)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limit = Path(path).stat().st_size + 300_000
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    scene = Scene(store, "cpu1", number=1)
+    try:
+        for n in range(30):
+            numbers = range(n * 3000, (n + 1) * 3000)
+            rows = [scene.ok(f"{n}-{i}-{os.urandom(16).hex()}", i) for i in numbers]
+            scene.store.add_measurements(scene.batch(rows, numbers))
+    except StoreError as exc:
+        print(exc.message)
+        assert exc.next_command == f"df -h {Path(path).parent}"
+
+
+# -- instances ----------------------------------------------------------------------------------------------------
+def test_no_connection_between_calls(path: Path) -> None:
+    store = DuckDBStore(path)
+    store.watermark()
+    parts = Scene(store)
+    parts.add(1e-3, 1e-3)
+    iterator = store.iter_samples(batch_rows=1)
+    next(iterator)
+    # Another process may write while an iteration is under way.
+    code = f"import duckdb; duckdb.connect({str(path)!r}).close()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert sum(part.height for part in iterator) == 1
+
+
+def test_another_thread_that_holds_the_store_is_waited_for_with_a_bound(path: Path) -> None:
+    store = DuckDBStore(path, lock_timeout_s=0.05)
+    with store._connector.reading(), pytest.raises(StoreLockedError, match="thread"):
+        store.watermark()
+
+
+def test_importing_storage_is_cheap() -> None:
+    code = (
+        "import sys, storage; print([m for m in ('duckdb', 'polars', 'pyarrow', 'torch', 'tvm') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

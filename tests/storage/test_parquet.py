@@ -1,0 +1,210 @@
+"""Export to Parquet and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from storage import (
+    DeviceState,
+    DuckDBStore,
+    ImportReport,
+    MeasurementStore,
+    MemoryStore,
+    RunKind,
+    RunState,
+    SkippedLine,
+    export_parquet,
+    import_parquet,
+)
+from storage.errors import AlreadyExistsError, InvalidInputError, NotFoundError, StoreError, StoreVersionError
+from storage.testing import Scene, everything, example_network, example_workload
+
+
+def filled(store: MeasurementStore) -> MeasurementStore:
+    """Two devices, one network, four measurements, one of them failed."""
+    first, second = Scene(store, "a", 1), Scene(store, "b", 2)
+    first.add(1e-3, None)
+    second.add(2e-3)
+    first.add(3e-3)
+    store.add_network(example_network("net", [first.workload, second.workload], holdout=True), [])
+    return store
+
+
+@pytest.fixture(params=["duckdb", "memory"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> MeasurementStore:
+    return DuckDBStore(tmp_path / "target.duckdb") if request.param == "duckdb" else MemoryStore()
+
+
+def test_there_and_back(target: MeasurementStore, tmp_path: Path) -> None:
+    source = filled(MemoryStore())
+    rows = export_parquet(source, tmp_path / "out")
+    assert rows == {
+        "devices": 2,
+        "workloads": 2,
+        "networks": 1,
+        "network_tasks": 2,
+        "sketches": 2,
+        "programs": 3,
+        "measurements": 4,
+    }
+    report = import_parquet(target, tmp_path / "out")
+    assert report == ImportReport(4, 4, 0, 1, (), 2)
+    for frame in ("samples", "programs"):
+        assert getattr(target, frame)().rows() == getattr(source, frame)().rows()
+    assert target.measurements().drop("run_id").rows() == source.measurements().drop("run_id").rows()
+    assert target.list_networks() == source.list_networks()
+    assert target.get_workloads() == source.get_workloads()
+    assert target.get_sketches() == source.get_sketches()
+    assert [(d.name, d.endpoint, d.state) for d in target.list_devices()] == [
+        ("a", {"kind": "dataset"}, DeviceState.ENROLLED),
+        ("b", {"kind": "dataset"}, DeviceState.ENROLLED),
+    ]
+    [run] = target.list_runs()
+    assert (run.kind, run.state) == (RunKind.IMPORT, RunState.DONE)
+    assert run.result["stored"] == 4
+
+
+def test_importing_again_adds_nothing(target: MeasurementStore, tmp_path: Path) -> None:
+    export_parquet(filled(MemoryStore()), tmp_path / "out")
+    import_parquet(target, tmp_path / "out")
+    before = everything(target)
+    assert import_parquet(target, tmp_path / "out") == ImportReport(4, 0, 4, 1, (), 0)
+    assert everything(target) == before
+
+
+def test_what_is_there_is_left_alone(target: MeasurementStore, tmp_path: Path) -> None:
+    export_parquet(filled(MemoryStore()), tmp_path / "out")
+    mine = Scene(target, "a", 1)
+    target.add_network(example_network("net", [example_workload(1)]), [])
+    import_parquet(target, tmp_path / "out")
+    assert target.get_device("a").endpoint == {"kind": "local"}
+    assert len(target.get_network("net").tasks) == 1
+    assert target.device_counts()["a"].samples_ok == 2
+    assert mine.add(5e-3) == 1
+
+
+def test_import_on_the_callers_run(target: MeasurementStore, tmp_path: Path) -> None:
+    export_parquet(filled(MemoryStore()), tmp_path / "out")
+    run_id = target.start_run(RunKind.BOOTSTRAP, device=None, params={}, owner={})
+    import_parquet(target, tmp_path / "out", run_id=run_id)
+    assert [run.run_id for run in target.list_runs()] == [run_id]
+    assert set(target.measurements()["run_id"]) == {run_id}
+    assert target.get_run(run_id).state is RunState.RUNNING
+
+
+def test_export_of_some_devices(tmp_path: Path) -> None:
+    store = filled(MemoryStore())
+    rows = export_parquet(store, tmp_path / "out", devices=["b"])
+    assert (rows["devices"], rows["programs"], rows["measurements"], rows["networks"]) == (1, 1, 1, 1)
+    target = MemoryStore()
+    import_parquet(target, tmp_path / "out")
+    assert target.samples().drop("seq").rows() == store.samples(devices=["b"]).drop("seq").rows()
+    with pytest.raises(NotFoundError, match="'c'"):
+        export_parquet(store, tmp_path / "other", devices=["c"])
+
+
+def test_empty_store_there_and_back(tmp_path: Path) -> None:
+    export_parquet(MemoryStore(), tmp_path / "out")
+    assert import_parquet(MemoryStore(), tmp_path / "out") == ImportReport(0, 0, 0, 0, (), 0)
+
+
+def test_export_never_overwrites_and_leaves_no_draft(tmp_path: Path) -> None:
+    store = filled(MemoryStore())
+    (tmp_path / "out").mkdir()
+    export_parquet(store, tmp_path / "out")
+    before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out").iterdir()}
+    with pytest.raises(AlreadyExistsError, match="out"):
+        export_parquet(store, tmp_path / "out")
+    assert {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out").iterdir()} == before
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StoreError, match="file"):
+        export_parquet(store, tmp_path / "file" / "out")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "out"]
+
+
+def test_rows_that_cannot_be_stored_are_reported(target: MeasurementStore, tmp_path: Path) -> None:
+    export_parquet(filled(MemoryStore()), tmp_path / "out")
+    path = tmp_path / "out" / "measurements.parquet"
+    row = pl.int_range(pl.len())
+    pl.read_parquet(path).with_columns(
+        latency_s=pl.when(row == 0).then(1e10).otherwise("latency_s"),
+        program_id=pl.when(row == 2).then(pl.lit("lost")).otherwise("program_id"),
+        device=pl.when(row == 3).then(pl.lit("nowhere")).otherwise("device"),
+    ).write_parquet(path)
+    report = import_parquet(target, tmp_path / "out")
+    assert (report.read, report.stored, report.failed_measurements) == (4, 1, 1)
+    assert [line.line for line in report.skipped] == [1, 3, 4]
+    assert report.skipped[1] == SkippedLine(3, "its program lost is not in programs.parquet")
+    assert "10000000000" in report.skipped[0].reason
+    assert "nowhere" in report.skipped[2].reason
+
+
+def _no_manifest(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+
+
+def _other_format(folder: Path) -> None:
+    (folder / "manifest.json").write_text('{"format": "cats"}')
+
+
+def _broken_manifest(folder: Path) -> None:
+    (folder / "manifest.json").write_text("{")
+
+
+def _no_programs(folder: Path) -> None:
+    (folder / "programs.parquet").unlink()
+
+
+def _cut_file(folder: Path) -> None:
+    path = folder / "measurements.parquet"
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def _fewer_rows(folder: Path) -> None:
+    path = folder / "measurements.parquet"
+    pl.read_parquet(path).head(1).write_parquet(path)
+
+
+@pytest.mark.parametrize(
+    "damage", [_no_manifest, _other_format, _broken_manifest, _no_programs, _cut_file, _fewer_rows]
+)
+def test_damaged_folder_is_refused_before_anything_is_stored(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    export_parquet(filled(MemoryStore()), tmp_path / "out")
+    damage(tmp_path / "out")
+    store = MemoryStore()
+    with pytest.raises(InvalidInputError, match="out"):
+        import_parquet(store, tmp_path / "out")
+    assert store.list_runs() == []
+    assert store.list_devices() == []
+
+
+def test_folder_of_a_newer_release_is_refused(tmp_path: Path) -> None:
+    export_parquet(filled(MemoryStore()), tmp_path / "out")
+    manifest = tmp_path / "out" / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format_version": 99, "release": "9.9.9"}))
+    with pytest.raises(StoreVersionError, match=r"9\.9\.9") as caught:
+        import_parquet(MemoryStore(), tmp_path / "out")
+    assert caught.value.next_command == "pip install --upgrade 'tlp-fleet>=9.9.9'"
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="nothing"):
+        import_parquet(MemoryStore(), tmp_path / "nothing")
+
+
+def test_failed_import_closes_its_run(tmp_path: Path) -> None:
+    export_parquet(filled(MemoryStore()), tmp_path / "out")
+    path = tmp_path / "out" / "programs.parquet"
+    pl.read_parquet(path).with_columns(decisions=pl.lit([1], dtype=pl.List(pl.Int32))).write_parquet(path)
+    store = MemoryStore()
+    with pytest.raises(InvalidInputError, match="decisions"):
+        import_parquet(store, tmp_path / "out")
+    [run] = store.list_runs()
+    assert run.state is RunState.FAILED
+    assert "decisions" in run.reason
+    assert store.watermark() == 0
