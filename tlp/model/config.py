@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tlp.errors import ModelFormatError
+from tlp.errors import InvalidInputError, ModelFormatError
 from tlp.language.encoder import ENCODER_VERSION, LENGTH, PAPER_ENCODER_VERSION, WIDTH
 
 
@@ -42,6 +42,16 @@ class TLPConfig:
     token_table: bool = True
     dropout: float = 0.0
 
+    def __post_init__(self) -> None:
+        sizes = {"length": self.length, "width": self.width, "words": self.words, "heads": self.attention_heads}
+        sizes |= {f"dims[{i}]": dim for i, dim in enumerate((*self.dims, *self.head_dims))}
+        wrong = [f"{name} is {size}" for name, size in sizes.items() if size < 1]
+        if wrong or not self.dims or not 0.0 <= self.dropout < 1.0 or self.dims[-1] % self.attention_heads:
+            raise InvalidInputError(
+                f"no network has dims {self.dims}, {self.attention_heads} attention heads (they must divide the last), "
+                f"dropout {self.dropout}" + "".join(f", {problem}" for problem in wrong)
+            )
+
     @staticmethod
     def paper(heads: tuple[str, ...]) -> TLPConfig:
         """The paper's network as published: raw numbers, raw tokens, padding summed."""
@@ -76,4 +86,7 @@ class TLPConfig:
                     next_command="tlp train --from-scratch",
                 )
         fields: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in value.items()}
-        return TLPConfig(**fields)
+        try:
+            return TLPConfig(**fields)
+        except InvalidInputError as exc:
+            raise ModelFormatError(f"config.json: {exc.message}", next_command="tlp train --from-scratch") from exc

@@ -16,8 +16,12 @@ from torch.nn import functional as F
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
+# With 2^y − 1 the second best program, half as fast as the best, is worth 0.41 of it; only the best is of use here, and
+# 2^(6·y) − 1 makes that 0.11. Cross-validated over networks: top-1 0.51 → 0.61 (together with a higher learning rate).
+GAIN = 6.0
 
-def lambda_rank(scores: Tensor, labels: Tensor, mask: Tensor, gain: float = 1.0) -> Tensor:
+
+def lambda_rank(scores: Tensor, labels: Tensor, mask: Tensor, gain: float = GAIN) -> Tensor:
     """LambdaRank: pairwise logistic loss weighted by how much NDCG the swap would change.
 
     For labels y_i > y_j: |g_i − g_j|·|1/d_i − 1/d_j| · log2(1 + exp(s_j − s_i)), with g = (2^(gain·y) − 1)/maxDCG,
@@ -27,6 +31,7 @@ def lambda_rank(scores: Tensor, labels: Tensor, mask: Tensor, gain: float = 1.0)
         scores: `(G, N)`.
         labels: `(G, N)` in [0, 1].
         mask: `(G, N)` bool; False: no program, or no label.
+        gain: steepness of the gain.
 
     Returns:
         Scalar; 0 if no group has two programs.

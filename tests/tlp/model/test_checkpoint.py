@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load, save
+
+from tlp.errors import InvalidInputError, ModelFormatError
+from tlp.language.encoder import ENCODER_VERSION
+from tlp.language.vocabulary import Vocabulary
+from tlp.model.checkpoint import CONFIG, MANIFEST, VOCABULARY, WEIGHTS, Checkpoint, Manifest
+from tlp.model.config import TLPConfig
+from tlp.model.nearest import nearest_head, x86_level
+from tlp.model.network import MTLTLP
+from tlp.model.predictor import Predictor
+from tlp.training.synthetic import matmul_sketch
+
+HEADS = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
+
+
+@pytest.fixture
+def checkpoint() -> Checkpoint:
+    torch.manual_seed(0)
+    config = TLPConfig(HEADS, words=64, dims=(8, 16), attention_heads=2, head_dims=(8,))
+    manifest = Manifest(
+        family="x86_64",
+        encoder_version=ENCODER_VERSION,
+        heads=HEADS,
+        targets={name: {"kind": "llvm", "mcpu": name, "num-cores": 1} for name in HEADS},
+        samples={"x86-64-v2": 10, "x86-64-v3": 20, "x86-64-v4": 5},
+        watermark=35,
+        holdout=("held",),
+        strategy="joint",
+        parent=None,
+        seeds=(0,),
+        metrics={"train_loss": 1.5},
+        curves={"train_loss": [2.0, 1.5]},
+    )
+    state = {key: value.detach().clone() for key, value in MTLTLP(config).state_dict().items()}
+    return Checkpoint(config, Vocabulary().extended(words=["T_matmul_NT", "root"]), manifest, state)
+
+
+def test_save_and_load_are_inverse(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    folder = checkpoint.save(tmp_path / "model")
+    assert sorted(path.name for path in folder.iterdir()) == sorted([WEIGHTS, CONFIG, VOCABULARY, MANIFEST])
+    again = Checkpoint.load(folder)
+    assert (again.config, again.vocabulary, again.manifest) == (
+        checkpoint.config,
+        checkpoint.vocabulary,
+        checkpoint.manifest,
+    )
+    sketch = matmul_sketch("w", cache_write=True)
+    decisions = [[1, 2, 4, 8, 2, 2, 2, 2, 4, 4, 1], [8, 4, 2, 1, 2, 2, 2, 2, 4, 4, 3]]
+    for device in HEADS:
+        before, after = Predictor(checkpoint, device), Predictor(again, device)
+        assert before.score(sketch, decisions).tolist() == after.score(sketch, decisions).tolist()
+
+
+def edit(name: str, change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        value = json.loads((folder / name).read_text())
+        change(value)
+        (folder / name).write_text(json.dumps(value))
+
+    return apply
+
+
+def edit_weights(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        state = load((folder / WEIGHTS).read_bytes())
+        change(state)
+        (folder / WEIGHTS).write_bytes(save(state))
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / WEIGHTS).unlink(), "weights.safetensors cannot be read"),
+        (lambda folder: (folder / VOCABULARY).unlink(), "vocabulary.json cannot be read"),
+        (lambda folder: (folder / WEIGHTS).write_bytes(b"x" * 40), "damaged"),
+        (lambda folder: (folder / CONFIG).write_text("{"), "damaged"),
+        (lambda folder: (folder / MANIFEST).write_text("[]"), "not a JSON object"),
+        (edit(CONFIG, lambda c: c.update(encoder_version="metaschedule-99")), "'metaschedule-99'.*metaschedule-1"),
+        (edit(CONFIG, lambda c: c.pop("dims")), r"missing \['dims'\]"),
+        (edit(CONFIG, lambda c: c.update(words="many")), "words is 'many', expected int"),
+        (edit(CONFIG, lambda c: c.update(attention_heads=0)), "config.json: no network has dims"),
+        (edit(CONFIG, lambda c: c.update(words=32)), r"words.weight is \(64, 8\), expected \(32, 8\)"),
+        (edit(CONFIG, lambda c: c.update(width=3)), "row width is 3, expected"),
+        (edit(MANIFEST, lambda m: m.update(heads=["x"])), "heads is"),
+        (edit(MANIFEST, lambda m: m.update(format=99)), "format 99, this release reads format 1"),
+        (edit(MANIFEST, lambda m: m.pop("watermark")), "manifest.json does not fit"),
+        (edit(VOCABULARY, lambda v: v["words"].append("root")), "twice"),
+        (edit_weights(lambda s: s.pop("input.bias")), r"input.bias is None"),
+        (edit_weights(lambda s: s["input.bias"].fill_(float("nan"))), "not finite: input.bias"),
+    ],
+)
+def test_a_damaged_directory_is_refused(
+    checkpoint: Checkpoint, tmp_path: Path, damage: Callable[[Path], None], message: str
+) -> None:
+    folder = checkpoint.save(tmp_path / "model")
+    damage(folder)
+    with pytest.raises(ModelFormatError, match=message) as caught:
+        Checkpoint.load(folder)
+    assert caught.value.next_command
+
+
+def test_score_many_keeps_the_order(checkpoint: Checkpoint) -> None:
+    one, two = (matmul_sketch("w", cache_write=flag) for flag in (False, True))
+    programs = [(one, [1, 2, 4, 8, 2, 2, 2, 2, 4, 4, i % 4]) for i in range(4)]
+    programs += [(two, [8, 4, 2, 1, 2, 2, 2, 2, 4, 4, i % 4]) for i in range(4)]
+    programs = programs[::2] + programs[1::2]
+    predictor = Predictor(checkpoint, "x86-64-v3")
+    got = predictor.score_many(programs)
+    want = [float(predictor.score(sketch, [decisions])[0]) for sketch, decisions in programs]
+    assert got.tolist() == pytest.approx(want, abs=1e-6)
+    assert predictor.score_many([]).shape == (0,)
+    assert predictor.score(one, [[1] * 10 + [0]][:0] or [[1] * 10 + [0]]).shape == (1,)
+
+
+@pytest.mark.parametrize(
+    ("target", "head"),
+    [
+        ({"kind": "llvm", "mcpu": "znver4", "num-cores": 2}, "x86-64-v4"),
+        ({"kind": "llvm", "mcpu": "znver4", "mattr": ["-avx512f"], "num-cores": 2}, "x86-64-v3"),
+        ({"kind": "llvm", "mcpu": "haswell"}, "x86-64-v3"),
+        ({"kind": "llvm", "mcpu": "nehalem"}, "x86-64-v2"),
+    ],
+)
+def test_an_unknown_device_is_scored_by_the_most_similar_head(
+    checkpoint: Checkpoint, target: dict[str, Any], head: str
+) -> None:
+    predictor = Predictor(checkpoint, "mine", target=target, family="x86_64")
+    assert predictor.head == head and predictor.is_stand_in
+    assert not Predictor(checkpoint, "x86-64-v2", target=target, family="x86_64").is_stand_in
+
+
+def test_another_family_has_no_stand_in(checkpoint: Checkpoint) -> None:
+    with pytest.raises(InvalidInputError, match=r"'aarch64'.*'x86_64'"):
+        nearest_head(checkpoint, "pi", {"kind": "llvm", "mcpu": "cortex-a72"}, "aarch64")
+    with pytest.raises(InvalidInputError, match="no head for 'pi'"):
+        nearest_head(checkpoint, "pi", None, None)
+
+
+def test_x86_levels() -> None:
+    assert [x86_level({"mcpu": cpu}) for cpu in ("x86-64", "x86-64-v2", "znver3", "znver5", "what")] == [1, 2, 3, 4, 2]

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from storage import MemoryStore
+from tlp.settings import Settings
+from tlp.training.dataset import Dataset, build_dataset
+from tlp.training.synthetic import fill_store
+
+DEVICES = ("x86-64-v2", "x86-64-v3")
+
+
+@pytest.fixture(scope="session")
+def store() -> MemoryStore:
+    """Two devices, two networks to train on, one held out. Do not write to it."""
+    made = MemoryStore()
+    fill_store(made)
+    return made
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> Settings:
+    """Settings of a training of a few seconds."""
+    return Settings(
+        home=tmp_path / "home",
+        train_epochs=10,
+        train_batch_groups=2,
+        train_learning_rate=4e-3,
+        torch_threads=1,
+        gate_bootstrap=200,
+    )
+
+
+@pytest.fixture(scope="session")
+def dataset(store: MemoryStore, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return build_dataset(store, DEVICES, Settings(home=tmp_path_factory.mktemp("home")))

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from tlp.errors import InvalidInputError
+from tlp.language.vocabulary import Vocabulary
+from tlp.model.config import TLPConfig
+from tlp.training import trainer
+from tlp.training.dataset import Dataset
+from tlp.training.strategy import JointStrategy, warm_start
+from tlp.training.trainer import EpochReport, TrainOptions
+
+SMALL = TLPConfig(heads=(), words=64, dims=(16, 32), attention_heads=4, head_dims=(16,))
+OPTIONS = TrainOptions(epochs=6, batch_lists=2, learning_rate=3e-3, seed=3, threads=1)
+
+
+def test_the_same_seed_gives_the_same_weights_bit_for_bit(dataset: Dataset) -> None:
+    one, two = (JointStrategy().train(dataset, OPTIONS, config=SMALL) for _ in range(2))
+    assert all(torch.equal(one.state[key], two.state[key]) for key in one.state)
+    other = JointStrategy().train(dataset, dataclasses.replace(OPTIONS, seed=4), config=SMALL)
+    assert not torch.equal(one.state["input.weight"], other.state["input.weight"])
+
+
+def test_features_made_per_batch_train_the_same_model(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    cached = JointStrategy().train(dataset, OPTIONS, config=SMALL)
+    monkeypatch.setattr(trainer, "FEATURE_CACHE_BYTES", 0)
+    streamed = JointStrategy().train(dataset, OPTIONS, config=SMALL)
+    assert all(torch.equal(cached.state[key], streamed.state[key]) for key in cached.state)
+
+
+def test_training_learns_and_reports(dataset: Dataset) -> None:
+    watching = dataclasses.replace(dataset, validation=(0, 5))
+    seen: list[EpochReport] = []
+    options = dataclasses.replace(OPTIONS, epochs=15)
+    checkpoint = JointStrategy().train(watching, options, config=SMALL, on_epoch=seen.append)
+    assert [report.epoch for report in seen] == list(range(1, 16))
+    assert seen[-1].loss < 0.9 * seen[0].loss
+    assert all(0.0 < report.validation_top1 <= 1.0 for report in seen)
+    manifest = checkpoint.manifest
+    assert manifest.heads == checkpoint.heads == dataset.device_names
+    assert manifest.curves["train_loss"] == [report.loss for report in seen]
+    assert (manifest.watermark, manifest.strategy, manifest.parent) == (dataset.watermark, "joint", None)
+    assert manifest.samples == dataset.samples and manifest.holdout == ("held",)
+
+
+def test_large_groups_are_dealt_into_lists_and_seen_once() -> None:
+    groups = np.array([[0, 5], [5, 155], [155, 156]])
+    order = np.random.default_rng(0)
+    lists = [members for batch in trainer._batches(groups, 2, order) for members in batch]
+    assert sorted(np.concatenate(lists).tolist()) == list(range(156))
+    assert max(map(len, lists)) <= trainer.MAX_LIST
+    assert len(lists) == trainer._list_count(groups) == 5
+    for members in lists:
+        assert sum(members.min() >= start and members.max() < stop for start, stop in groups) == 1
+
+
+def test_a_device_without_labels_does_not_disturb(dataset: Dataset) -> None:
+    """Missing labels are masked: the trunk learns from the other device only, and nothing turns NaN."""
+    labels = dataset.labels.copy()
+    labels[:, 1] = np.nan
+    checkpoint = JointStrategy().train(dataclasses.replace(dataset, labels=labels), OPTIONS, config=SMALL)
+    assert all(bool(torch.isfinite(value).all()) for value in checkpoint.state.values())
+
+
+def test_a_warm_start_keeps_trunk_and_heads(dataset: Dataset) -> None:
+    parent = JointStrategy().train(dataset, OPTIONS, config=SMALL)
+    again = warm_start(parent, dataset)
+    assert all(torch.equal(again.state_dict()[key], parent.state[key]) for key in parent.state)
+    child = JointStrategy().train(dataset, dataclasses.replace(OPTIONS, epochs=1), parent=parent, parent_version="7")
+    assert child.manifest.parent == "7" and child.config == parent.config
+
+
+def test_a_new_head_starts_as_a_copy_of_the_nearest(dataset: Dataset) -> None:
+    parent = JointStrategy().train(dataset, OPTIONS, config=SMALL)
+    new = dataclasses.replace(
+        dataset.devices[0], name="mine", target={"kind": "llvm", "mcpu": "haswell", "num-cores": 1}
+    )
+    more = dataclasses.replace(dataset, devices=(*dataset.devices, new))
+    network = warm_start(parent, more)
+    assert network.head_names == (*dataset.device_names, "mine")
+    assert torch.equal(network.heads[2][0].weight, network.heads[1][0].weight)
+
+
+def test_a_parent_of_another_vocabulary_is_refused(dataset: Dataset) -> None:
+    parent = JointStrategy().train(dataset, dataclasses.replace(OPTIONS, epochs=1), config=SMALL)
+    foreign = dataclasses.replace(parent, vocabulary=Vocabulary().extended(words=["other"]))
+    with pytest.raises(InvalidInputError, match="grown"):
+        warm_start(foreign, dataset)
+
+
+def test_the_papers_network_trains(dataset: Dataset) -> None:
+    small = dataclasses.replace(TLPConfig.paper(heads=()), dims=(16, 32), attention_heads=4, head_dims=(16,), words=64)
+    checkpoint = JointStrategy().train(dataset, dataclasses.replace(OPTIONS, epochs=1), config=small)
+    assert all(bool(torch.isfinite(value).all()) for value in checkpoint.state.values())
