@@ -41,23 +41,25 @@ UNROLL = "auto_unroll_max_step$"
 
 Step = list[Any]  # [kind, field, …]; a field is an integer, a text, null or a list of integers
 
-# What each field of a step of the sketch must be: i integer, n integer or null, s text, l list of integers, _ null.
-_FORMS: dict[str, str] = {
-    "SP": "iinii",
-    "RE": "il",
-    "FU": "il",
-    "AN": "i_i",
-    "FSP": "iiii",
-    "FFSP": "iilii",
-    "CA": "ii_",
-    "CI": "i",
-    "CR": "i",
-    "PR": "iis",
-    "RF": "iii",
-    "CHR": "isl",
-    "CHW": "is",
-    "SA": "iiii",
+# What the fields of a step of the sketch may be: i integer, s text, l list of integers, _ null.
+_FORMS: dict[str, tuple[str, ...]] = {
+    "SP": ("iiiii", "ii_ii"),
+    "RE": ("il",),
+    "FU": ("il",),
+    "AN": ("i_i",),
+    "FSP": ("iiii",),
+    "FFSP": ("iilii",),
+    "CA": ("ii_",),
+    "CI": ("i",),
+    "CR": ("i",),
+    "PR": ("iis", "iis_"),
+    "RF": ("iii",),
+    "CHR": ("isl",),
+    "CHW": ("is",),
+    "SA": ("iiii",),
 }
+_CODES: dict[type, str] = {int: "i", str: "s", type(None): "_"}
+
 #: Which field of a step is decided, counted with the kind as 0.
 DECIDED_FIELD = {"SP": 4, "AN": 2, "CA": 3, "PR": 3}
 
@@ -108,6 +110,8 @@ def split_steps(steps: list[Step]) -> tuple[bytes, list[int]]:
     try:
         for index, step in enumerate(steps):  # noqa: B007  (the message below names it)
             kind = step[0]
+            if kind not in DECIDED_FIELD:
+                continue
             if kind == "SP":
                 lengths = step[4]
                 if type(lengths) is not list:
@@ -120,7 +124,7 @@ def split_steps(steps: list[Step]) -> tuple[bytes, list[int]]:
             elif kind == "CA":
                 decisions.append(step[3])
                 step[3] = None
-            elif kind == "PR":
+            else:
                 number = _unroll_number(step[3])
                 if number is not None:
                     decisions.append(number)
@@ -185,32 +189,20 @@ def _width(step: Step) -> int | None:
 
 def _check_step(index: int, step: Any) -> None:
     """Refuse a step that TVM's reader would not take, and of an unknown kind what is not numbers and names."""
-    if not isinstance(step, list) or not step or not isinstance(step[0], str) or not step[0]:
-        raise InvalidInputError(f"step {index} is malformed: {step!r:.80}")
-    kind, fields = step[0], step[1:]
-    form = _FORMS.get(kind)
-    if kind == "PR" and fields[2:] == [UNROLL, None]:
-        fields = fields[:-1]
-    if form is None:
-        good = all(_is(field, "i") or _is(field, "s") or _is(field, "l") for field in fields)
-    else:
-        good = len(fields) == len(form) and all(_is(field, code) for field, code in zip(fields, form, strict=True))
-    if good and kind == "SP":
-        good = fields[3] >= 0
-    if not good:
-        raise InvalidInputError(f"step {index} is malformed: {orjson.dumps(step).decode():.80}")
+    if type(step) is list and step and type(step[0]) is str and step[0]:
+        kind = step[0]
+        form = "".join([_CODES.get(type(field)) or _list_code(field) for field in step[1:]])
+        if kind in _FORMS:
+            good = form in _FORMS[kind]
+        else:
+            good = "_" not in form and "?" not in form
+        if good and (kind != "SP" or step[4] >= 0) and (form != "iis_" or kind != "PR" or step[3] == UNROLL):
+            return
+    raise InvalidInputError(f"step {index} is malformed: {orjson.dumps(step).decode():.80}")
 
 
-def _is(value: Any, code: str) -> bool:
-    if code == "i":
-        return type(value) is int
-    if code == "n":
-        return value is None or type(value) is int
-    if code == "s":
-        return isinstance(value, str)
-    if code == "_":
-        return value is None
-    return isinstance(value, list) and all(type(v) is int for v in value)
+def _list_code(field: Any) -> str:
+    return "l" if type(field) is list and set(map(type, field)) <= {int} else "?"
 
 
 def from_steps(workload_id: str, steps: Sequence[Step]) -> tuple[Sketch, Program]:

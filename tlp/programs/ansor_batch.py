@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ class AnsorBatch:
         self._program_ids: list[str] = []
         self._states: list[str] = []
         self._errors: list[str | None] = []
-        self._latencies: list[float | None] = []
         self._seconds = array("d")
         self._second_offsets = array("i", [0])
         self._microseconds = array("q")
@@ -40,7 +38,6 @@ class AnsorBatch:
         self._program_ids.append(program_id)
         self._states.append(record.state.value)
         self._errors.append(record.error)
-        self._latencies.append(median(record.run_secs) if record.run_secs else None)
         self._seconds.extend(record.run_secs)
         self._second_offsets.append(len(self._seconds))
         self._microseconds.append(int(record.unix_s * 1e6))
@@ -65,10 +62,9 @@ class AnsorBatch:
                 "at": pl.Series(np.asarray(self._microseconds)).cast(pl.Datetime("us", "UTC")),
                 "state": self._states,
                 "run_secs": _lists(self._seconds, self._second_offsets),
-                "latency_s": pl.Series(self._latencies, dtype=pl.Float64),
                 "error": pl.Series(self._errors, dtype=pl.String),
             }
-        ).with_columns(device=pl.lit(device), run_id=pl.lit(run_id))
+        ).with_columns(latency_s=pl.col("run_secs").list.median(), device=pl.lit(device), run_id=pl.lit(run_id))
 
 
 def _lists(values: array[Any], offsets: array[int]) -> pl.Series:

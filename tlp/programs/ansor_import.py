@@ -39,8 +39,8 @@ from tlp.programs.ansor_log import (
 )
 from tlp.runs import open_run
 
-# Records per transaction: about 40 MB of rows; with fewer, opening and closing the store takes the larger part.
-BATCH_ROWS = 20_000
+# Records per transaction: about 80 MB of rows; with fewer, opening and closing the store takes the larger part.
+BATCH_ROWS = 40_000
 _HEAD_LINES = 1000  # lines a log may begin with before its first record
 _HEAD_BYTES = 8 << 20
 _MAX_SKETCHES = 20_000  # remembered sketches, about 1 KB each; a forgotten one is added again, which changes nothing
@@ -177,11 +177,10 @@ class _Importer:
         self._run_id = run_id
         self._batch_rows = batch_rows
         self._on_progress = on_progress
-        self._salt = hashlib.sha256(b"ansor\0" + device.name.encode() + b"\0")
-        self._workloads: dict[str, Workload] = {}  # by key; thousands in the largest public data set
+        self._salt = b"ansor\0" + device.name.encode() + b"\0"
         self._conflicts: dict[str, str | None] = {}  # by target
-        self._sketches: dict[tuple[str, bytes], Sketch] = {}
-        self._seen_workloads: set[str] = set()
+        self._sketches: dict[tuple[str, bytes], Sketch] = {}  # by workload key and text
+        self._seen_workloads: set[str] = set()  # thousands in the largest public data set
         self._targets: Counter[str] = Counter()
         self._new_workloads: list[Workload] = []
         self._new_sketches: list[Sketch] = []
@@ -199,7 +198,7 @@ class _Importer:
                     self._add(parse_record(line), line)
                 except InvalidInputError as exc:
                     self.skip(file, number, exc.message)
-                if len(self._batch.seen) >= self._batch_rows:
+                if self._read % self._batch_rows == 0:
                     self.flush()
         except InvalidInputError as exc:  # reading stopped
             self.skip(file, number + 1, exc.message)
@@ -218,57 +217,39 @@ class _Importer:
             self._more_skipped += 1
 
     def _add(self, record: Record, line: bytes) -> None:
-        conflict = self._conflict(record.target)
+        if record.target not in self._conflicts:
+            self._conflicts[record.target] = target_conflict(record.target, self._device.target, self._device.family)
+        conflict = self._conflicts[record.target]
         if conflict is not None:
             raise InvalidInputError(conflict)
-        workload = self._workload(record.workload_key)
-        sketch = self._sketch(workload.workload_id, record)
-        digest = self._salt.copy()
-        digest.update(line)
-        measurement_id = digest.hexdigest()[:32]
+        known = record.workload_key, record.sketch_text
+        sketch = self._sketches.get(known) or self._learn(known, len(record.decisions))
+        if sketch.decision_width != len(record.decisions):
+            raise InvalidInputError(_width_problem(sketch.decision_width, len(record.decisions)))
+        self._failed += record.state is not MeasurementState.OK
+        self._targets[record.target] += 1
+        measurement_id = hashlib.sha256(self._salt + line).hexdigest()[:32]
         if measurement_id in self._batch.seen:
             self._duplicates += 1
             return
         # As Program.make and stable_id, at a fifth of their time.
         values = orjson.dumps(record.decisions)[1:-1]
         program_id = hashlib.sha256(b"program\0%b\0%b\0" % (sketch.sketch_id.encode(), values)).hexdigest()[:32]
-        self._remember(workload, sketch, record)
         self._batch.add(measurement_id, program_id, sketch, record)
 
-    def _remember(self, workload: Workload, sketch: Sketch, record: Record) -> None:
-        """A good record: what it stands on goes into the batch if it is new."""
-        self._targets[record.target] += 1
-        self._failed += record.state is not MeasurementState.OK
+    def _learn(self, known: tuple[str, bytes], width: int) -> Sketch:
+        """Check a sketch that is seen for the first time; it and its workload go into the batch if they are new."""
+        key, text = known
+        slots = parse_sketch_text(text)[1]
+        expected = slots[-1].stop if slots else 0
+        if width != expected:
+            raise InvalidInputError(_width_problem(expected, width))
+        workload = make_workload(key)
         if workload.workload_id not in self._seen_workloads:
             self._seen_workloads.add(workload.workload_id)
             self._new_workloads.append(workload)
-        known = (workload.workload_id, record.sketch_text)
-        if known not in self._sketches:
-            self._sketches[known] = sketch
-            self._new_sketches.append(sketch)
-
-    def _conflict(self, target: str) -> str | None:
-        if target not in self._conflicts:
-            self._conflicts[target] = target_conflict(target, self._device.target, self._device.family)
-        return self._conflicts[target]
-
-    def _workload(self, key: str) -> Workload:
-        workload = self._workloads.get(key)
-        if workload is None:
-            workload = self._workloads[key] = make_workload(key)
-        return workload
-
-    def _sketch(self, workload_id: str, record: Record) -> Sketch:
-        """The record's sketch, checked when its text is seen first."""
-        sketch = self._sketches.get((workload_id, record.sketch_text))
-        if sketch is None:
-            slots = parse_sketch_text(record.sketch_text)[1]
-            width = slots[-1].stop if slots else 0
-            sketch = Sketch.make(workload_id, LANGUAGE, record.sketch_text.decode(), width)
-        if sketch.decision_width != len(record.decisions):
-            raise InvalidInputError(
-                f"the steps hold {len(record.decisions)} decisions where their sketch takes {sketch.decision_width}"
-            )
+        sketch = self._sketches[known] = Sketch.make(workload.workload_id, LANGUAGE, text.decode(), width)
+        self._new_sketches.append(sketch)
         return sketch
 
     def flush(self) -> None:
@@ -303,3 +284,7 @@ class _Importer:
     def targets(self) -> list[dict[str, Any]]:
         """The targets of the records and how many records each has."""
         return [{**parse_target(text), "records": count} for text, count in self._targets.most_common(100)]
+
+
+def _width_problem(expected: int, found: int) -> str:
+    return f"the steps hold {found} decisions where their sketch takes {expected}"

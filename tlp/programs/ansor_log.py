@@ -22,10 +22,9 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import orjson
 
@@ -59,8 +58,7 @@ _BEGINS_LIKE_A_RECORD = re.compile(rb'\{\s*"i"\s*:\s*\[\s*\[')
 LOG_SUFFIXES = frozenset({".json", ".jsonl", ".log", ".txt"})
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """One line of a log.
 
     Attributes:
