@@ -19,6 +19,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+import orjson
+
 from storage import (
     Device,
     ImportReport,
@@ -35,7 +37,7 @@ from storage import (
     stable_id,
 )
 from tlp.errors import InvalidInputError
-from tlp.language.sketch import LANGUAGE, from_trace
+from tlp.language.sketch import LANGUAGE, from_trace, split_trace
 from tlp.programs.targets import family_of
 from tlp.runs import open_run
 
@@ -130,7 +132,8 @@ def _read_modules(path: Path) -> list[tuple[str, str] | None]:
         try:
             digest, encoded = json.loads(line)
             # tvm's Base64 stream: 8 bytes of length, then the text.
-            found.append((str(digest), base64.b64decode(encoded)[8:].decode()))
+            text = base64.b64decode(encoded, validate=True)[8:].decode()
+            found.append((str(digest), text) if text.startswith("{") else None)
         except (ValueError, TypeError, binascii.Error):
             found.append(None)
     return found
@@ -160,21 +163,22 @@ class _Importer:
         """Take in one line of the record file."""
         self.lines += 1
         try:
-            self._add(*_parse(line))
+            self._add(line, *_parse(line))
         except InvalidInputError as exc:
             if len(self._skipped) < MAX_SKIPPED:
                 self._skipped.append(SkippedLine(number, exc.message))
             else:
                 self._more_skipped += 1
 
-    def _add(self, index: int, trace: Any, run_secs: Any, target: Any, args: Any) -> None:
+    def _add(self, line: bytes, index: int, trace: Any, run_secs: Any, target: Any, args: Any) -> None:
         seconds = _seconds(run_secs)
         conflict = self._conflict(target)
         if conflict:
             raise InvalidInputError(conflict)
         workload = self._workload(index, args)
-        sketch, program = _from_trace(workload.workload_id, trace)
-        content = canonical_json([trace, seconds, target, args])
+        sketch, program = _from_trace(workload.workload_id, trace, booleans=b"true" in line or b"false" in line)
+        # Without the line's first field: the same record in a database with other workloads before it is the same.
+        content = line.strip().partition(b",")[2].decode()
         measurement_id = stable_id(LANGUAGE, self._device.name, workload.workload_id, content)
         if measurement_id in self._measurements:
             self._duplicates += 1
@@ -249,10 +253,9 @@ class _Importer:
 def _parse(line: bytes) -> tuple[int, Any, Any, Any, Any]:
     """Workload line, trace, run seconds, target and arguments of a record."""
     try:
-        index, (trace, run_secs, target, args) = json.loads(line)
-        canonical_json([trace, target, args])  # refuses NaN and what else JSON has not
+        index, (trace, run_secs, target, args) = orjson.loads(line)
         return int(index), trace, run_secs, target, args
-    except (ValueError, TypeError, RecursionError) as exc:
+    except (ValueError, TypeError) as exc:
         reason = "is not a MetaSchedule record" if line.endswith(b"\n") else "is cut"
         raise InvalidInputError(f"the line {reason}") from exc
 
@@ -265,14 +268,14 @@ def _seconds(run_secs: Any) -> list[float]:
     return [float(s) for s in run_secs]
 
 
-def _from_trace(workload_id: str, trace: Any) -> tuple[Sketch, Program]:
+def _from_trace(workload_id: str, trace: Any, *, booleans: bool) -> tuple[Sketch, Program]:
     """As `from_trace`, with today's instruction names, and booleans as integers like `JSONDatabase` writes them."""
     from tlp.programs._tvm import to_plain
 
     try:
-        instructions, decisions = to_plain(trace)
+        instructions, decisions = split_trace(to_plain(trace) if booleans else trace)
         renamed = [[_RENAMED.get(kind, kind), *rest] for kind, *rest in instructions]
-        return from_trace(workload_id, [renamed, decisions])
+        return from_trace(workload_id, [renamed, list(decisions.items())])
     except (ValueError, TypeError, LookupError) as exc:
         raise InvalidInputError(f"not a MetaSchedule trace: {exc}") from exc
 

@@ -23,7 +23,8 @@ from tlp.programs.workloads import arg_infos, load_module
 # A design space may hold fewer programs than asked for (a reshape has a handful): sampling ends after this many
 # rounds in a row that brought nothing new.
 _DRY_ROUNDS: Final = 2
-_MIN_ROUND: Final = 16
+# Programs drawn per round, about 10 ms each.
+_ROUND: Final = (8, 64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +115,7 @@ class DesignSpace:
         if count <= 0:
             return []
         context = make_tune_context(self.module, self.target, seed=seed)
-        per_round = max(count, _MIN_ROUND)
+        per_round = min(max(count, _ROUND[0]), _ROUND[1])
         found: dict[str, Candidate] = {}
         dry = 0
         with map_tvm_errors(f"sampling programs of {self.workload.name} failed"):
