@@ -39,17 +39,19 @@ def up(settings: Settings, on_progress: Progress = _silent) -> ServicesView:
         RegistryError: the registry's database cannot be made.
     """
     with _exclusive(settings):
-        running = {s.name: s for s in look(settings).services if s.alive}
+        before = look(settings)
+        running, external = {s.name: s for s in before.services if s.alive}, before.external_mlflow
         new: list[Service] = []
         try:
-            for name in (MLFLOW, PREFECT):
-                if name in running or (name == MLFLOW and look(settings).external_mlflow):
-                    continue
+            missing = [n for n in (PREFECT, MLFLOW) if n not in running and not (n == MLFLOW and external)]
+            for name in missing:
+                _processes.check_port(settings.bind_host, _port(settings, name), f"TLP_{name.upper()}_PORT")
+            for name in missing:  # Prefect first: it starts while the registry's database is made
                 on_progress(name, "starting")
-                service = _start_server(settings, name)
+                service = _start_server(settings, name, _port(settings, name))
                 new.append(service)
                 running[name] = service
-                write(settings, tuple(running.values()))
+                write(settings, _in_order(running))
             for name in (MLFLOW, PREFECT):
                 if name in running:
                     _ready(running[name], on_progress)
@@ -58,7 +60,7 @@ def up(settings: Settings, on_progress: Progress = _silent) -> ServicesView:
                 worker = _start_worker(settings, f"{running[PREFECT].url}/api")
                 new.append(worker)
                 running[WORKER] = worker
-                write(settings, tuple(running.values()))
+                write(settings, _in_order(running))
             api_url = f"{running[PREFECT].url}/api"
             seconds = _processes.wait_until(running[WORKER], lambda: _worker_online(api_url))
             on_progress(WORKER, f"ready after {seconds:.0f} s")
@@ -111,7 +113,7 @@ def temporary_services(
         for name in wanted:
             if there.find(name) is None:
                 on_progress(name, "starting")
-                own.append(_start_server(local, name, temporary=True))
+                own.append(_start_server(local, name, _processes.free_port(), temporary=True))
         for service in own:
             _ready(service, on_progress)
         yield ServicesView((*services, *own), there.external_mlflow)
@@ -134,13 +136,16 @@ def _exclusive(settings: Settings) -> Iterator[None]:
         ) from exc
 
 
-def _start_server(settings: Settings, name: str, *, temporary: bool = False) -> Service:
+def _in_order(services: dict[str, Service]) -> tuple[Service, ...]:
+    return tuple(services[name] for name in (MLFLOW, PREFECT, WORKER) if name in services)
+
+
+def _port(settings: Settings, name: str) -> int:
+    return settings.mlflow_port if name == MLFLOW else settings.prefect_port
+
+
+def _start_server(settings: Settings, name: str, port: int, *, temporary: bool = False) -> Service:
     host = settings.bind_host
-    if temporary:
-        port = _processes.free_port()
-    else:
-        port = settings.mlflow_port if name == MLFLOW else settings.prefect_port
-        _processes.check_port(host, port, f"TLP_{name.upper()}_PORT")
     if name == MLFLOW:
         from tlp.registry import Registry
 
