@@ -14,7 +14,9 @@ T0 = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def run(state: RunState, *, params=None, result=None, owner=None) -> Run:
-    return Run("f" * 32, RunKind.MEASURE, "cpu", params or {}, owner or _process.identity(), T0, state, "", None, result or {})
+    return Run(
+        "f" * 32, RunKind.MEASURE, "cpu", params or {}, owner or _process.identity(), T0, state, "", None, result or {}
+    )
 
 
 def counts(ok: int, seconds: float = 100.0) -> DeviceCounts:
@@ -35,7 +37,9 @@ def test_the_rate_is_the_newest_run_that_got_samples():
     ]
     assert status.measuring_rate(counts(31), runs) == pytest.approx(3.0)
     assert status.measuring_rate(counts(31), []) is None
-    assert status.measuring_rate(DeviceCounts(0, 0, None, None), [run(RunState.RUNNING, params={"ok_before": 0})]) is None
+    assert (
+        status.measuring_rate(DeviceCounts(0, 0, None, None), [run(RunState.RUNNING, params={"ok_before": 0})]) is None
+    )
 
 
 def test_a_run_whose_process_is_gone_is_a_warning():

@@ -15,7 +15,7 @@ def run(arguments: Sequence[str]) -> int:
 
     _output.state.json = False
     as_json = "--json" in arguments
-    with _errors.reporting(as_json=as_json) as outcome:
+    with _errors.reporting(arguments, as_json=as_json) as outcome:
         from tlp.cli._app import build
 
         result = build()(args=list(arguments) or ["--help"], prog_name="tlp", standalone_mode=False)

@@ -6,7 +6,7 @@ import errno
 import json
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,6 +17,7 @@ from tlp.errors import InternalError, InvalidInputError, TlpError
 from tlp.settings import get_settings
 
 _INTERRUPTED = 130  # 128 + SIGINT
+_GROUPS = {"device", "network", "model", "import", "export"}
 _NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR}
 
 
@@ -28,12 +29,19 @@ class Outcome:
 
 
 @contextmanager
-def reporting(*, as_json: bool) -> Iterator[Outcome]:
-    """Turn whatever the body raises into one message on stderr and an exit code."""
+def reporting(arguments: Sequence[str], *, as_json: bool) -> Iterator[Outcome]:
+    """Turn whatever the body raises into one message on stderr and an exit code.
+
+    Args:
+        arguments: the command line, for the help to point to where an error names no next command.
+        as_json: errors as JSON objects.
+    """
     outcome = Outcome()
     try:
         yield outcome
     except TlpError as exc:
+        if exc.next_command is None:
+            exc.next_command = _help_of(arguments)
         outcome.exit_code = _report(exc, as_json=as_json)
     except typer.TyperException as exc:  # a usage error: exit code 2
         command = getattr(getattr(exc, "ctx", None), "command_path", "tlp")
@@ -52,6 +60,11 @@ def reporting(*, as_json: bool) -> Iterator[Outcome]:
             outcome.exit_code = _unexpected(exc, as_json=as_json)
     except Exception as exc:  # noqa: BLE001  the last handler of the process
         outcome.exit_code = _unexpected(exc, as_json=as_json)
+
+
+def _help_of(arguments: Sequence[str]) -> str:
+    words = [word for word in arguments if not word.startswith("-")]
+    return " ".join(["tlp", *words[: 2 if words and words[0] in _GROUPS else 1], "--help"])
 
 
 def _not_writable(exc: OSError) -> TlpError:

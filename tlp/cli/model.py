@@ -58,11 +58,12 @@ def promote(
     from storage import Actor
     from tlp.registry import pin_alias
 
+    wanted = _number(version)
     store, registry = _open()
     if device is not None:
         family = store.get_device(device).family
     chosen = _family(store, registry, family)
-    number = registry.resolve(chosen, ref=_number(version)).version
+    number = registry.resolve(chosen, ref=wanted).version
     alias = "champion" if device is None else pin_alias(device)
     event = registry.promote(chosen, number, reason=reason, by=Actor.PERSON, alias=alias)
     return _moved(event, f"{alias} of {registry.model_name(chosen)} is version {number} already")
@@ -75,11 +76,11 @@ def rollback(
     family: Family = None,
 ) -> Output:
     """Go back to an earlier champion; the pipeline will not promote the version left behind again."""
+    number = None if to is None else int(_number(to))
     store, registry = _open()
     if device is not None:
         family = store.get_device(device).family
     chosen = _family(store, registry, family)
-    number = None if to is None else int(_number(to))
     return _moved(registry.rollback(chosen, number, device=device, reason=reason), "")
 
 

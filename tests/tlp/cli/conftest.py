@@ -58,6 +58,8 @@ def device(home: Path) -> str:
     from tlp.home import open_home
 
     target = {"kind": "llvm", "mcpu": "x86-64-v2", "num-cores": 1}
-    row = Device("cpu", target, "x86_64", 20, {"cpu": "fake"}, {"kind": "fake"}, DeviceState.ENROLLED, datetime.now(UTC))
+    row = Device(
+        "cpu", target, "x86_64", 20, {"cpu": "fake"}, {"kind": "fake"}, DeviceState.ENROLLED, datetime.now(UTC)
+    )
     open_home(get_settings()).add_device(row, "for a test")
     return "cpu"

@@ -53,7 +53,9 @@ def test_names_that_do_not_fit_get_a_suggestion(tlp, name, command):
 
 def test_a_target_llvm_does_not_know(tlp):
     refused(tlp("device", "enroll", "cpu", "--target", "znver44"), 2, "znver44")
-    refused(tlp("device", "enroll", "cpu", "--target", '{"kind": "llvm", "mcpu": "nosuch", "num-cores": 1}'), 2, "nosuch")
+    refused(
+        tlp("device", "enroll", "cpu", "--target", '{"kind": "llvm", "mcpu": "nosuch", "num-cores": 1}'), 2, "nosuch"
+    )
     refused(tlp("device", "enroll", "cpu", "--target", "{not json"), 2)
 
 

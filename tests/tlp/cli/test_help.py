@@ -70,7 +70,14 @@ def test_every_help_shows_an_example_and_the_json_option(tlp, command):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["bogus"], ["device"], ["status", "--bogus"], ["tune", "x"], ["measure", "x", "--samples", "0"], ["device", "show"]],
+    [
+        ["bogus"],
+        ["device"],
+        ["status", "--bogus"],
+        ["tune", "x"],
+        ["measure", "x", "--samples", "0"],
+        ["device", "show"],
+    ],
 )
 def test_usage_errors_exit_with_2_and_say_what_to_type(tlp, arguments):
     answer = tlp(*arguments)
@@ -114,7 +121,10 @@ def test_start_up_imports_nothing_heavy(tmp_path, arguments):
 def test_the_pipe_may_close_early(tmp_path):
     shell = f"{sys.executable} -c 'from tlp.cli import main; main()' status --json | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(
-        ["bash", "-c", shell], env={"PATH": "/usr/bin:/bin", "TLP_HOME": str(tmp_path)}, capture_output=True, check=False
+        ["bash", "-c", shell],
+        env={"PATH": "/usr/bin:/bin", "TLP_HOME": str(tmp_path)},
+        capture_output=True,
+        check=False,
     )
     assert done.returncode in (0, 141)
     assert done.stderr == b""

@@ -1,0 +1,93 @@
+"""The flows: the same function with a server and without one."""
+
+from __future__ import annotations
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.context import FlowRunContext
+
+from flows import _run
+from flows.bootstrap import measure_until_quota
+from flows.measure import measure
+from storage import RunKind, RunState
+from tlp import runs
+from tlp.errors import BusyError, NotFoundError
+from tlp.settings import get_settings
+
+
+def test_without_a_server_a_flow_is_a_plain_function(store):
+    report = _run.call(measure, device="cpu", samples=5)
+    assert (report["ok"], report["device"]) == (5, "cpu")
+    assert store.device_counts()["cpu"].samples_ok == 5
+    (run,) = store.list_runs()
+    assert (run.kind, run.state) == (RunKind.MEASURE, RunState.DONE)
+    assert run.params["ok_before"] == 0
+
+
+def test_the_quota_is_filled_once(store):
+    first = measure_until_quota.fn("cpu", "random", None)
+    assert (first["ok"], first["samples_ok"]) == (6, 6)
+    assert measure_until_quota.fn("cpu", "random", None)["ok"] == 0
+    assert [run.kind for run in store.list_runs()] == [RunKind.BOOTSTRAP]
+
+
+def test_with_a_server_the_run_and_its_table_are_there(store, prefect_api, monkeypatch):
+    monkeypatch.setenv("PREFECT_API_URL", prefect_api)
+    report = _run.call(measure, device="cpu", samples=3)
+    assert report["ok"] == 3
+    with get_client(sync_client=True) as client:
+        (run,) = [r for r in client.read_flow_runs() if r.parameters.get("samples") == 3]
+        assert run.state_name == "Completed"
+        assert run.parameters["device"] == "cpu"
+        keys = [artifact.key for artifact in client.read_artifacts() if artifact.flow_run_id == run.id]
+    assert keys == ["measure-cpu"]
+
+
+def test_errors_come_through_a_tracked_flow_unchanged(store, prefect_api, monkeypatch):
+    monkeypatch.setenv("PREFECT_API_URL", prefect_api)
+    with pytest.raises(NotFoundError, match="nosuch"):
+        _run.call(measure, device="nosuch", samples=3)
+
+
+def test_one_run_at_a_time_on_a_device(store):
+    with runs.device_lock(get_settings(), "cpu"):
+        import threading
+
+        caught = []
+
+        def other() -> None:
+            try:
+                _run.call(measure, device="cpu", samples=3)
+            except BusyError as exc:
+                caught.append(exc)
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    assert len(caught) == 1
+    assert store.list_runs() == []
+
+
+def test_a_scheduled_run_of_a_busy_device_is_skipped(monkeypatch):
+    class Deployed:
+        class flow_run:  # noqa: N801
+            deployment_id = "d"
+
+    def busy() -> dict[str, object]:
+        raise BusyError("somebody measures it")
+
+    with pytest.raises(BusyError):
+        _run.unless_busy(busy)
+    monkeypatch.setattr(FlowRunContext, "get", classmethod(lambda _cls: Deployed))
+    state = _run.unless_busy(busy)
+    assert (state.name, state.message, state.is_completed()) == ("Skipped", "somebody measures it", True)
+
+
+def test_a_server_that_does_not_answer_is_no_server(home, monkeypatch):
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    assert _run.api_url(get_settings()) is None
+
+
+@pytest.mark.parametrize(("text", "key"), [("tune-bert_tiny-this-cpu", "tune-bert-tiny-this-cpu"), ("A.b", "a-b")])
+def test_artifact_keys_are_what_prefect_takes(text, key):
+    assert _run._key(text) == key
