@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 
 from storage._types import Measurement, MeasurementState, Program
 from storage.errors import InvalidInputError
@@ -41,6 +43,7 @@ SAMPLE_COLUMNS = (
 OUTCOME_COLUMNS = (*(c for c in SAMPLE_COLUMNS if c != "decisions"), "run_id", "state", "error", "run_secs")
 BEST_COLUMNS = ("workload_id", "program_id", "sketch_id", "decisions", "latency_s")
 
+_LIST_ELEMENTS = {"decisions": pa.int32(), "run_secs": pa.float64()}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _STATES = [str(state) for state in MeasurementState]
@@ -59,9 +62,9 @@ def program_frame(programs: Sequence[Program]) -> pl.DataFrame:
         "program_id": [p.program_id for p in programs],
         "sketch_id": [p.sketch_id for p in programs],
         "workload_id": [p.workload_id for p in programs],
-        "decisions": [p.decisions for p in programs],
     }
-    return _frame(columns, PROGRAM_SCHEMA, "programs")
+    lists = {"decisions": [p.decisions for p in programs]}
+    return _frame(columns, lists, PROGRAM_SCHEMA, "programs")
 
 
 def measurement_frame(measurements: Sequence[Measurement]) -> pl.DataFrame:
@@ -73,21 +76,32 @@ def measurement_frame(measurements: Sequence[Measurement]) -> pl.DataFrame:
         "run_id": [m.run_id for m in measurements],
         "at": [utc_microseconds(m.at) for m in measurements],
         "state": [str(m.state) for m in measurements],
-        "run_secs": [m.run_secs for m in measurements],
         "latency_s": [m.latency_s for m in measurements],
         "error": [m.error for m in measurements],
     }
+    lists = {"run_secs": [m.run_secs for m in measurements]}
     schema = pl.Schema({**MEASUREMENT_SCHEMA, "at": pl.Int64()})
-    return _frame(columns, schema, "measurements").with_columns(
+    return _frame(columns, lists, schema, "measurements").with_columns(
         pl.col("at").cast(pl.Datetime("us")).dt.replace_time_zone("UTC")
     )
 
 
-def _frame(columns: dict[str, list[Any]], schema: pl.Schema, what: str) -> pl.DataFrame:
+def _frame(
+    columns: Mapping[str, Sequence[Any]], lists: Mapping[str, Sequence[Sequence[Any]]], schema: pl.Schema, what: str
+) -> pl.DataFrame:
     try:
-        return pl.DataFrame(columns, schema=schema, strict=True)
-    except (TypeError, OverflowError, pl.exceptions.PolarsError) as exc:
+        flat = {name: pl.Series(name, values, schema[name], strict=True) for name, values in columns.items()}
+        nested = {name: _list_series(name, values) for name, values in lists.items()}
+        return pl.DataFrame([{**flat, **nested}[name] for name in schema])
+    except (TypeError, OverflowError, pa.ArrowException, pl.exceptions.PolarsError) as exc:
         raise _wrong_type(what, exc) from exc
+
+
+def _list_series(name: str, values: Sequence[Sequence[Any]]) -> pl.Series:
+    """A column of lists, made at once from all elements (polars makes one Series per row: 20 times slower)."""
+    offsets = [0, *itertools.accumulate(map(len, values))]
+    elements = pa.array(itertools.chain.from_iterable(values), _LIST_ELEMENTS[name])
+    return pl.Series(name, pl.from_arrow(pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), elements)))
 
 
 def _wrong_type(what: str, exc: Exception) -> InvalidInputError:
