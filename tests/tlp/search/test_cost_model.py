@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage import Sketch, Workload
+from tlp.errors import RegistryUnavailableError
+from tlp.programs.space import DesignSpace
+from tlp.search._signals import held_signals
+from tlp.search.cost_model import Degraded, Scorer, ScoreScale, TLPCostModel
+from tlp.search.providers import FixedScorerProvider, RegistryProvider
+from tlp.search.trace_reader import TraceReader
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+Items = Sequence[tuple[Sketch, tuple[int, ...]]]
+
+
+def by_sum(items: Items) -> np.ndarray:
+    return np.array([-1000.0 + sum(decisions) for _, decisions in items])
+
+
+@pytest.fixture(scope="module")
+def space(workloads: tuple[Workload, ...], target: dict[str, Any]) -> DesignSpace:
+    return DesignSpace(workloads[0], target)
+
+
+@pytest.fixture(scope="module")
+def schedules(space: DesignSpace) -> list[Any]:
+    return [candidate.schedule for candidate in space.sample(24, seed=1)]
+
+
+def test_reader_agrees_with_the_design_space(space: DesignSpace, schedules: list[Any]) -> None:
+    reader = TraceReader(space)
+    for schedule in schedules + schedules:
+        candidate = space.from_schedule(schedule)
+        assert reader.read(schedule) == (candidate.sketch, candidate.program.decisions)
+
+
+@given(st.lists(FINITE, min_size=1, max_size=40), st.lists(FINITE, max_size=40))
+def test_scale_keeps_order_and_is_positive(first: list[float], later: list[float]) -> None:
+    scale = ScoreScale()
+    scale(np.array(first))
+    values = np.array(first + later)
+    scores = scale(values)
+    assert np.isfinite(scores).all() and (scores > 0).all()
+    order = np.argsort(values, kind="stable")
+    assert (np.diff(scores[order]) >= 0).all()
+
+
+def test_scores_follow_the_model(space: DesignSpace, schedules: list[Any]) -> None:
+    degraded = Degraded()
+    scores = TLPCostModel(space, lambda: (by_sum, "1"), degraded).predict(schedules)
+    raw = by_sum([(c.sketch, c.program.decisions) for c in map(space.from_schedule, schedules)])
+    assert np.array_equal(np.argsort(raw, kind="stable"), np.argsort(scores, kind="stable"))
+    assert degraded.events == 0
+
+
+def _raises(items: Items) -> np.ndarray:
+    raise RuntimeError("weights are gone")
+
+
+@pytest.mark.parametrize(
+    ("score", "reason"),
+    [
+        (_raises, "weights are gone"),
+        (lambda items: np.full(len(items), np.nan), "24 of 24 scores are not finite"),
+        (lambda items: np.full(len(items), np.inf), "not finite"),
+        (lambda items: np.zeros((len(items), 1)), "shape (24, 1)"),
+        (lambda items: np.zeros(3), "shape (3,)"),
+        (lambda items: None, "shape ()"),
+        (lambda items: "nonsense", "could not convert"),
+    ],
+)
+def test_a_bad_model_gives_random_scores_and_is_counted(
+    space: DesignSpace, schedules: list[Any], score: Scorer, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    degraded = Degraded()
+    model = TLPCostModel(space, lambda: (score, "1"), degraded)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            scores = model.predict(schedules)
+            assert scores.shape == (24,) and np.isfinite(scores).all() and (scores >= 0).all()
+            assert len(set(scores)) > 20
+    assert degraded.events == 3 and degraded.last_reason is not None and reason in degraded.last_reason
+    assert len(caplog.records) == 1
+
+
+def test_an_unreadable_schedule_is_degraded_not_an_error(space: DesignSpace) -> None:
+    degraded = Degraded()
+    assert TLPCostModel(space, lambda: (by_sum, "1"), degraded).predict([object()]).shape == (1,)
+    assert degraded.events == 1
+
+
+def test_signals_wait_for_the_end_of_the_search(space: DesignSpace, schedules: list[Any]) -> None:
+    degraded = Degraded()
+    model = TLPCostModel(space, lambda: (by_sum, "1"), degraded)
+    seen = []
+    with pytest.raises(KeyboardInterrupt), held_signals():
+        os.kill(os.getpid(), signal.SIGINT)
+        seen.append("held")
+        model.predict(schedules)  # ends the search early
+        seen.append("not reached")
+    assert seen == ["held"] and degraded.events == 0
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_registry_provider_follows_the_alias_and_survives_the_registry() -> None:
+    now = {"version": "1"}
+    loaded = []
+
+    def resolve() -> tuple[str, Any]:
+        if now["version"] == "down":
+            raise RegistryUnavailableError("MLflow does not answer")
+
+        def load() -> Scorer:
+            loaded.append(now["version"])
+            return by_sum
+
+        return now["version"], load
+
+    provider = RegistryProvider("champion", resolve)
+    assert [provider.refresh(), provider.refresh()] == ["1", "1"]
+    now["version"] = "2"
+    assert provider.refresh() == "2"
+    now["version"] = "down"
+    assert provider.refresh() == "2"
+    assert loaded == ["1", "2"]
+    with pytest.raises(RegistryUnavailableError):
+        RegistryProvider("champion", resolve).refresh()
+
+
+def test_fixed_provider_hands_out_tvm_cost_models(space: DesignSpace) -> None:
+    from tvm.s_tir.meta_schedule.cost_model import CostModel
+
+    assert isinstance(FixedScorerProvider(by_sum, "7").cost_model(space), CostModel)

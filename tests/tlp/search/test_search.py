@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from storage import MeasurementState, Sketch, Workload
+from tlp.errors import InvalidInputError
+from tlp.measure import MeasureOutcome
+from tlp.measure.fake import FakeRunner
+from tlp.programs.space import Candidate, DesignSpace
+from tlp.search import Observation, Search
+from tlp.search.evolutionary import KnownProgram, TVMEvolutionarySearch
+from tlp.search.providers import CostModelProvider, FixedScorerProvider, RandomProvider, XGBProvider
+from tlp.search.random_search import RandomSearch
+
+
+def narrow(items: Sequence[tuple[Sketch, tuple[int, ...]]]) -> np.ndarray:
+    """Likes small decisions; strongly negative, as TVM would cut to 0."""
+    return np.array([-1000.0 - sum(decisions) for _, decisions in items])
+
+
+@pytest.fixture(scope="module")
+def space(workloads: tuple[Workload, ...], target: dict[str, Any]) -> DesignSpace:
+    return DesignSpace(workloads[1], target)
+
+
+def measure(search: Search, candidates: list[Candidate], space: DesignSpace) -> list[MeasureOutcome]:
+    runner = FakeRunner(fail_every=3)
+    outcomes = list(runner.measure(c.to_input(space.target) for c in candidates))
+    search.observe([Observation(c, o) for c, o in zip(candidates, outcomes, strict=True)])
+    return outcomes
+
+
+def evolutionary(space: DesignSpace, provider: CostModelProvider, **more: Any) -> TVMEvolutionarySearch:
+    made = {"batch": 6, "population": 32, "generations": 1, "seed": 3} | more
+    return TVMEvolutionarySearch(space, provider.cost_model(space), **made)
+
+
+@pytest.mark.parametrize("kind", ["evolutionary", "random"])
+def test_proposals_are_new_in_every_round_and_across_searches(space: DesignSpace, kind: str) -> None:
+    def make(measured: set[str]) -> Search:
+        if kind == "random":
+            return RandomSearch(space, measured=measured, seed=1)
+        return evolutionary(space, RandomProvider(), measured=measured)
+
+    seen: set[str] = set()
+    for _ in range(2):
+        search = make(seen)
+        for _ in range(3):
+            proposed = search.propose(6)
+            ids = {c.program.program_id for c in proposed}
+            assert 0 < len(ids) == len(proposed) <= 6
+            assert not ids & seen
+            seen |= ids
+            measure(search, proposed, space)
+
+
+def test_the_model_guides_the_search(space: DesignSpace) -> None:
+    guided = evolutionary(space, FixedScorerProvider(narrow, "1"), generations=3).propose(6)
+    blind = evolutionary(space, RandomProvider(), generations=3).propose(6)
+
+    def median(candidates: list[Candidate]) -> float:
+        return float(np.median(narrow([(c.sketch, c.program.decisions) for c in candidates])))
+
+    assert median(guided) > median(blind)
+
+
+def test_elite_seeds_the_population_and_is_not_proposed(space: DesignSpace) -> None:
+    sampled = space.sample(12, seed=5)
+    elite = [KnownProgram(c.sketch, c.program.decisions, 1e-3 * (i + 1)) for i, c in enumerate(sampled)]
+    unreadable = KnownProgram(Sketch.make(space.workload.workload_id, "metaschedule", "[]", 3), (1, 2, 3), 1e-3)
+    known = {c.program.program_id for c in sampled}
+    search = evolutionary(space, FixedScorerProvider(narrow, "1"), measured=known, elite=[*elite, unreadable])
+    assert len(search._database) >= len(elite)
+    assert not {c.program.program_id for c in search.propose(6)} & known
+
+
+def test_tvms_xgb_learns_from_observations(space: DesignSpace) -> None:
+    provider = XGBProvider()
+    search = evolutionary(space, provider)
+    outcomes = measure(search, search.propose(6), space)
+    assert any(o.state is MeasurementState.OK for o in outcomes)
+    assert provider.cost_model(space).data_size == 6
+
+
+def test_a_space_with_one_program_ends(target: dict[str, Any], workloads: tuple[Workload, ...]) -> None:
+    space = DesignSpace(workloads[2], target)
+    search = evolutionary(space, RandomProvider())
+    (only,) = search.propose(6)
+    measure(search, [only], space)
+    assert search.propose(6) == []
+    assert search.propose(6) == []
+    assert evolutionary(space, RandomProvider(), measured={only.program.program_id}).propose(6) == []
+
+
+def test_more_than_a_batch_is_refused(space: DesignSpace) -> None:
+    with pytest.raises(InvalidInputError, match="at most 6"):
+        evolutionary(space, RandomProvider()).propose(7)

@@ -1,0 +1,300 @@
+"""The rounds of one tuning run."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+import uuid
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from storage import (
+    Device,
+    Measurement,
+    MeasurementBatch,
+    MeasurementState,
+    MeasurementStore,
+    Network,
+    Sketch,
+    TuningResult,
+    Workload,
+)
+from tlp.errors import AllFailedError, StoreError
+from tlp.measure import MeasureInput, MeasureOutcome, Runner
+from tlp.search._base import Observation, Search
+from tlp.search._signals import held_signals
+from tlp.search.providers import CostModelProvider
+from tlp.search.report import TaskRow, TuningProgress
+from tlp.search.task_scheduler import SchedulerTask, TaskScheduler
+
+if TYPE_CHECKING:
+    from tlp.programs.space import Candidate
+
+log = logging.getLogger(__name__)
+
+MAX_OPEN_SEARCHES: Final = 32  # design spaces and populations kept in memory; the store has what it takes to reopen one
+MAX_TASK_ERRORS: Final = 2  # errors of its search after which a task is given up
+ALL_FAILED_ROUNDS: Final = 3  # rounds in a row without one OK program after which the device is taken to be at fault
+
+SearchFactory = Callable[[Workload], Search]
+T = TypeVar("T")
+
+
+@dataclass
+class TaskState:
+    """A task and how far it is; see `TaskRow`."""
+
+    name: str
+    workload: Workload
+    weight: int
+    trials: int = 0
+    failed: int = 0
+    best_program_id: str | None = None
+    best_latency_s: float | None = None
+    best_at: int | None = None
+    elapsed_s: float = 0.0
+    errors: int = 0
+    given_up: str | None = None
+
+    @property
+    def flop(self) -> float:
+        """Floating point operations of one execution; 0 if unknown."""
+        return float(self.workload.context.get("flop") or 0.0)
+
+    def row(self) -> TaskRow:
+        """As it is shown."""
+        return TaskRow(
+            self.name,
+            self.workload.workload_id,
+            self.flop,
+            self.weight,
+            self.best_latency_s,
+            self.trials,
+            self.failed,
+            self.best_at,
+            self.elapsed_s,
+        )
+
+
+class TuningSession:
+    """Rounds: the scheduler picks a task, its search proposes, the runner measures, one transaction stores.
+
+    Args:
+        total: programs to measure in all; `spent` of them were in earlier parts of this run.
+        tasks: with what is known of each from before.
+        history: best latency after each earlier round of this budget, per workload; what the scheduler goes on from.
+        open_search: a search for a workload; called when the task has its turn and again after it was closed to save
+            memory.
+    """
+
+    def __init__(
+        self,
+        store: MeasurementStore,
+        *,
+        network: Network,
+        device: Device,
+        run_id: str,
+        total: int,
+        spent: int,
+        batch: int,
+        tasks: Sequence[TaskState],
+        history: Mapping[str, Sequence[float | None]],
+        provider: CostModelProvider,
+        runner: Runner,
+        open_search: SearchFactory,
+        on_progress: Callable[[TuningProgress], None] | None,
+    ) -> None:
+        self._store = store
+        self._network = network
+        self._device = device
+        self._run_id = run_id
+        self._total = total
+        self._batch = batch
+        self._provider = provider
+        self._runner = runner
+        self._open_search = open_search
+        self._on_progress = on_progress
+        self._searches: OrderedDict[str, Search] = OrderedDict()
+        self._pending: list[tuple[Candidate, Measurement]] = []
+        self._round_of: TaskState | None = None
+        self._failures: list[str] = []  # since the last OK
+        self._failed_rounds = 0
+        self._started = time.monotonic()
+        self.tasks = list(tasks)
+        self.trials = spent
+        self.ok = 0
+        self.version = "none"
+        self.versions: list[tuple[str, int]] = []
+        self._scheduler = TaskScheduler([SchedulerTask(t.weight, t.flop, t.workload.name) for t in tasks])
+        for index, task in enumerate(tasks):
+            for latency_s in history.get(task.workload.workload_id, ()):
+                self._scheduler.record(index, latency_s)
+
+    def run(self) -> str:
+        """Rounds until the budget is used; returns "done" or why it ended before.
+
+        Raises:
+            AllFailedError: every program of the last rounds failed.
+            Whatever the runner or the store raises, and KeyboardInterrupt; what was measured is stored before.
+        """
+        try:
+            while self.trials < self._total:
+                index = self._scheduler.next()
+                if index is None:
+                    return f"no more programs to measure after {self.trials} of {self._total} trials"
+                self._round(index, min(self._batch, self._total - self.trials))
+            return "done"
+        except BaseException as exc:
+            try:
+                self._commit()
+            except StoreError as error:
+                exc.add_note(f"{len(self._pending)} measurements could not be stored: {error}")
+            raise
+
+    def _round(self, index: int, count: int) -> None:
+        task, started = self.tasks[index], time.monotonic()
+        self._take_up_model()
+        self._round_of = task
+        proposed = self._attempt(index, "proposing programs", lambda: self._propose(task, count))
+        if proposed is None:
+            return
+        candidates, jobs = proposed
+        if not candidates:
+            self._give_up(index, "its design space has no more programs")
+            return
+        observations = []
+        for outcome in self._runner.measure(jobs):
+            candidate = candidates[outcome.key]
+            self._record(task, candidate, outcome)
+            observations.append(Observation(candidate, outcome))
+            task.elapsed_s += time.monotonic() - started
+            started = time.monotonic()
+            self._tell(index)
+        self._commit()
+        search = self._searches[task.workload.workload_id]
+        self._attempt(index, "learning from the measurements", lambda: search.observe(observations))
+        self._scheduler.record(index, task.best_latency_s)
+        task.elapsed_s += time.monotonic() - started
+        self._check_device(task, observations)
+
+    def _take_up_model(self) -> None:
+        self.version = self._provider.refresh()
+        if not self.versions or self.versions[-1][0] != self.version:
+            self.versions.append((self.version, self.trials))
+
+    def _propose(self, task: TaskState, count: int) -> tuple[dict[str, Candidate], list[MeasureInput]]:
+        key = task.workload.workload_id
+        search = self._searches.pop(key, None) or self._open_search(task.workload)
+        self._searches[key] = search
+        while len(self._searches) > MAX_OPEN_SEARCHES:
+            self._searches.popitem(last=False)
+        candidates = search.propose(count)
+        jobs = [candidate.to_input(self._device.target) for candidate in candidates]
+        return {job.key: candidate for job, candidate in zip(jobs, candidates, strict=True)}, jobs
+
+    def _attempt(self, index: int, doing: str, work: Callable[[], T]) -> T | None:
+        """What a search does; its failure costs the task a try, never the run."""
+        task = self.tasks[index]
+        try:
+            with held_signals():
+                return work()
+        # TVM raises whatever it likes over one subgraph; the other tasks must not pay for it.
+        except Exception as exc:  # noqa: BLE001
+            task.errors += 1
+            reason = " ".join(f"{doing} failed: {exc}".split())[:300]
+            log.warning("task %s: %s", task.name, reason)
+            self._searches.pop(task.workload.workload_id, None)
+            if task.errors >= MAX_TASK_ERRORS:
+                self._give_up(index, reason)
+            return None
+
+    def _give_up(self, index: int, reason: str) -> None:
+        self.tasks[index].given_up = reason
+        self._scheduler.retire(index)
+        self._searches.pop(self.tasks[index].workload.workload_id, None)
+
+    def _record(self, task: TaskState, candidate: Candidate, outcome: MeasureOutcome) -> None:
+        latency_s = statistics.median(outcome.run_secs) if outcome.run_secs else None
+        measurement = Measurement(
+            measurement_id=uuid.uuid4().hex,
+            program_id=candidate.program.program_id,
+            device=self._device.name,
+            run_id=self._run_id,
+            at=datetime.now(UTC),
+            state=outcome.state,
+            run_secs=outcome.run_secs,
+            latency_s=latency_s,
+            error=outcome.error,
+        )
+        self._pending.append((candidate, measurement))
+        self.trials += 1
+        task.trials += 1
+        if outcome.state is not MeasurementState.OK or latency_s is None:
+            task.failed += 1
+            self._failures.append(f"{outcome.state}: {outcome.error}")
+            return
+        self.ok += 1
+        self._failures.clear()
+        if task.best_latency_s is None or latency_s < task.best_latency_s:
+            task.best_latency_s, task.best_program_id = latency_s, candidate.program.program_id
+            task.best_at = self.trials
+
+    def _commit(self) -> None:
+        """Store what is pending. Interrupted in between it may run again: measurement ids make that harmless."""
+        if not self._pending or self._round_of is None:
+            return
+        task = self._round_of
+        sketches: dict[str, Sketch] = {c.sketch.sketch_id: c.sketch for c, _ in self._pending}
+        rows = [measurement for _, measurement in self._pending]
+        batch = MeasurementBatch(list(sketches.values()), [c.program for c, _ in self._pending], rows)
+        self._store.add_measurements(batch)
+        self._pending.clear()
+        result = TuningResult(
+            run_id=self._run_id,
+            network=self._network.name,
+            device=self._device.name,
+            workload_id=task.workload.workload_id,
+            at=datetime.now(UTC),
+            trials=task.trials,
+            failed=task.failed,
+            best_program_id=task.best_program_id,
+            best_latency_s=task.best_latency_s,
+            model_version=self.version,
+        )
+        self._store.add_tuning_results([result])
+
+    def _check_device(self, task: TaskState, observations: Sequence[Observation]) -> None:
+        """A task that fails is no matter of the device; tasks that ran before and fail now are, or nothing but failures."""
+        if any(seen.outcome.state is MeasurementState.OK for seen in observations):
+            self._failed_rounds = 0
+            return
+        if task.best_latency_s is not None or not self.ok:
+            self._failed_rounds += 1
+        if self._failed_rounds >= ALL_FAILED_ROUNDS or (not self.ok and self._scheduler.next() is None):
+            reason, count = Counter(self._failures).most_common(1)[0]
+            raise AllFailedError(
+                f"all of the last {len(self._failures)} programs failed on device {self._device.name!r}, "
+                f"{count} of them with {reason}",
+                next_command="tlp doctor",
+            )
+
+    def _tell(self, index: int) -> None:
+        if self._on_progress is not None:
+            self._on_progress(self.progress(index))
+
+    def progress(self, index: int = 0) -> TuningProgress:
+        """Where the run stands."""
+        rows = tuple(task.row() for task in self.tasks)
+        return TuningProgress(
+            rows,
+            index,
+            self.trials,
+            sum(task.failed for task in self.tasks),
+            self._total,
+            self.version,
+            time.monotonic() - self._started,
+        )

@@ -1,0 +1,142 @@
+"""The learned model as a cost model of TVM's search.
+
+TVM's evolutionary search (`evolutionary_search.cc`) replaces negative scores by 0, draws parents with a probability
+proportional to the score, and keeps the best over generations, so scores have to be positive and comparable between
+calls. A ranking model's scores are neither bounded nor positive: they go through `ScoreScale`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage import Sketch
+from tlp.search._signals import check_interrupt
+from tlp.search.trace_reader import TraceReader
+
+if TYPE_CHECKING:
+    from tlp.programs.space import DesignSpace
+
+log = logging.getLogger(__name__)
+
+Scorer = Callable[[Sequence[tuple[Sketch, tuple[int, ...]]]], NDArray[np.floating[Any]]]
+"""Programs of one workload → `(N,)` scores, higher = faster. May raise; a cost model that uses it never does."""
+
+_CLIP: Final = 30.0  # softplus(-30) = 1e-13: positive, and no program is ever drawn because of it
+_LIMIT: Final = 1e12  # TVM sums scores: far from overflow
+
+
+@dataclass
+class Degraded:
+    """Scorings in which the model could not be used and random scores stood in.
+
+    Attributes:
+        events: how many.
+        last_reason: why, the last time.
+    """
+
+    events: int = 0
+    last_reason: str | None = None
+
+    def record(self, reason: str) -> None:
+        """Count one; the first of a run is logged as a warning."""
+        self.events += 1
+        self.last_reason = reason
+        if self.events == 1:
+            log.warning("the cost model cannot be used (%s): searching with random scores meanwhile", reason)
+
+
+class ScoreScale:
+    """Strictly increasing map from raw scores to positive ones, fixed by the first batch it sees.
+
+    `softplus((x - median) / spread)` of that batch: middling programs get about 0.7, good ones grow linearly, bad ones
+    tend to 0.
+    """
+
+    def __init__(self) -> None:
+        self._fixed: tuple[float, float] | None = None
+
+    def __call__(self, raw: NDArray[np.float64]) -> NDArray[np.float64]:
+        """`(N,)` finite → `(N,)` finite, > 0."""
+        with np.errstate(over="ignore"):  # scores near the limits of float64 are clipped like any other
+            if self._fixed is None:
+                spread = float(np.std(raw))
+                self._fixed = float(np.median(raw)), spread if spread > 0 and np.isfinite(spread) else 1.0
+            middle, spread = self._fixed
+            scaled = np.clip((raw - middle) / spread, -_CLIP, _LIMIT)
+        positive: NDArray[np.float64] = np.logaddexp(0.0, scaled)
+        return positive
+
+
+class TLPCostModel:
+    """Scores candidates of one workload for TVM; `tvm_object` is the `PyCostModel` around it.
+
+    **Never raises, never returns a non-finite score**: whatever goes wrong (a trace that cannot be read, a model that
+    raises, returns NaN or the wrong number of scores), the batch gets random scores and `degraded` counts it. Only
+    a waiting Ctrl-C or SIGTERM ends it (`_signals`). Frozen: `update` learns nothing.
+
+    Args:
+        space: the design space whose programs are scored.
+        scorer: called anew for every batch: returns the scorer in force and the version of its model.
+        degraded: shared by the cost models of a run.
+        seed: of the random scores.
+    """
+
+    def __init__(
+        self, space: DesignSpace, scorer: Callable[[], tuple[Scorer, str]], degraded: Degraded, *, seed: int = 0
+    ) -> None:
+        self._reader = TraceReader(space)
+        self._scorer = scorer
+        self._degraded = degraded
+        self._rng = np.random.default_rng(seed)
+        self._scale = ScoreScale()
+        self._version: str | None = None
+
+    def predict(self, schedules: Sequence[Any]) -> NDArray[np.float64]:
+        """`(N,)` scores of `tvm.s_tir.Schedule`s, > 0, higher = faster."""
+        check_interrupt()
+        try:
+            score, version = self._scorer()
+            if version != self._version:
+                self._version, self._scale = version, ScoreScale()
+            raw = np.asarray(score([self._reader.read(schedule) for schedule in schedules]), dtype=np.float64)
+            if raw.shape != (len(schedules),):
+                raise ValueError(f"{len(schedules)} programs got scores of shape {raw.shape}")
+            if not np.isfinite(raw).all():
+                raise ValueError(f"{int((~np.isfinite(raw)).sum())} of {len(raw)} scores are not finite")
+            return self._scale(raw)
+        # A model is a guide, not a part the search depends on: any failure costs guidance, never the run.
+        except Exception as exc:  # noqa: BLE001
+            self._degraded.record(f"{type(exc).__name__}: {exc}"[:300])
+            return self._rng.random(len(schedules))
+
+    def tvm_object(self) -> Any:
+        """A new `meta_schedule.CostModel` that asks this one."""
+        from tvm.ir.utils import derived_object
+        from tvm.s_tir.meta_schedule.cost_model import PyCostModel
+
+        outer = self
+
+        @derived_object
+        class Bridge(PyCostModel):  # type: ignore[misc]  # tvm has no types
+            """`PyCostModel` around `TLPCostModel`."""
+
+            def load(self, path: str) -> None:
+                """Nothing: the model comes from the registry."""
+
+            def save(self, path: str) -> None:
+                """Nothing: the model is in the registry."""
+
+            def update(self, context: Any, candidates: Any, results: Any) -> None:
+                """Nothing: the model is frozen while it tunes."""
+
+            def predict(self, context: Any, candidates: Any) -> NDArray[np.float64]:
+                """See `TLPCostModel.predict`."""
+                return outer.predict([candidate.sch for candidate in candidates])
+
+        return Bridge()

@@ -1,0 +1,187 @@
+"""Where a tuning run gets its cost model from: the promoted version, TVM's XGBModel, or no model."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from storage import Device
+from tlp.search.cost_model import Degraded, Scorer, TLPCostModel
+
+if TYPE_CHECKING:
+    from tlp.programs.space import DesignSpace
+    from tlp.registry import Registry
+    from tlp.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+class CostModelProvider(ABC):
+    """Where a tuning run gets its cost model from.
+
+    Attributes:
+        ref: what was asked for (`champion`, a version number, `xgb`, `random`); kept in the run's parameters.
+        degraded: scorings of this run that had to do without the model.
+    """
+
+    def __init__(self, ref: str) -> None:
+        self.ref = ref
+        self.degraded = Degraded()
+
+    @abstractmethod
+    def refresh(self) -> str:
+        """Called before every round: take up whatever is in force now; returns its version as text.
+
+        Raises:
+            TlpError: there is no model to begin with. Once there was one, failing to look again is no error.
+        """
+
+    @abstractmethod
+    def cost_model(self, space: DesignSpace) -> Any:
+        """A `meta_schedule.CostModel` for one workload; it follows `refresh` by itself."""
+
+    def scorer(self) -> Scorer | None:
+        """The scorer in force, for a search that does not go through TVM; None if there is none of that kind."""
+        return None
+
+
+class FixedScorerProvider(CostModelProvider):
+    """One scorer for the whole run."""
+
+    def __init__(self, scorer: Scorer, version: str, *, ref: str | None = None, seed: int = 0) -> None:
+        super().__init__(ref or version)
+        self._scorer = scorer
+        self._version = version
+        self._seed = seed
+
+    def refresh(self) -> str:
+        """See `CostModelProvider.refresh`."""
+        return self._version
+
+    def cost_model(self, space: DesignSpace) -> Any:
+        """See `CostModelProvider.cost_model`."""
+        return TLPCostModel(space, lambda: (self._scorer, self._version), self.degraded, seed=self._seed).tvm_object()
+
+    def scorer(self) -> Scorer:
+        """See `CostModelProvider.scorer`."""
+        return self._scorer
+
+
+class RegistryProvider(CostModelProvider):
+    """The promoted model, looked up before every round: a roll-back takes effect on the next one.
+
+    Args:
+        ref: `champion`, another alias or a version number.
+        resolve: what `ref` points at now: its version and a function that loads the scorer. Called once per round.
+    """
+
+    def __init__(self, ref: str, resolve: Callable[[], tuple[str, Callable[[], Scorer]]], *, seed: int = 0) -> None:
+        super().__init__(ref)
+        self._resolve = resolve
+        self._seed = seed
+        self._current: tuple[Scorer, str] | None = None
+
+    def refresh(self) -> str:
+        """See `CostModelProvider.refresh`."""
+        try:
+            version, load = self._resolve()
+            if self._current is None or self._current[1] != version:
+                self._current = load(), version
+        # A run must survive a registry that goes away, and a version promoted meanwhile that cannot be loaded.
+        except Exception as exc:
+            if self._current is None:
+                raise
+            log.warning("the registry gave no usable model (%s): going on with version %s", exc, self._current[1])
+        return self._current[1]
+
+    def cost_model(self, space: DesignSpace) -> Any:
+        """See `CostModelProvider.cost_model`."""
+        return TLPCostModel(space, self._in_force, self.degraded, seed=self._seed).tvm_object()
+
+    def scorer(self) -> Scorer:
+        """See `CostModelProvider.scorer`."""
+        return self._in_force()[0]
+
+    def _in_force(self) -> tuple[Scorer, str]:
+        if self._current is None:
+            self.refresh()
+        assert self._current is not None
+        return self._current
+
+
+class XGBProvider(CostModelProvider):
+    """TVM's XGBModel, one for all workloads, trained online on what this run measures: the baseline."""
+
+    def __init__(self) -> None:
+        super().__init__("xgb")
+        self._model: Any = None
+
+    def refresh(self) -> str:
+        """See `CostModelProvider.refresh`."""
+        return "xgb"
+
+    def cost_model(self, space: DesignSpace) -> Any:
+        """See `CostModelProvider.cost_model`."""
+        if self._model is None:
+            from tvm.s_tir.meta_schedule.cost_model import XGBModel
+
+            self._model = XGBModel()
+        return self._model
+
+
+class RandomProvider(CostModelProvider):
+    """No model: random scores."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__("random")
+        self._seed = seed
+
+    def refresh(self) -> str:
+        """See `CostModelProvider.refresh`."""
+        return "random"
+
+    def cost_model(self, space: DesignSpace) -> Any:
+        """See `CostModelProvider.cost_model`."""
+        from tvm.s_tir.meta_schedule.cost_model import RandomModel
+
+        return RandomModel(seed=self._seed + 1)
+
+
+def open_provider(ref: str, device: Device, settings: Settings, registry: Registry) -> CostModelProvider:
+    """The provider for what a person typed after `--model`.
+
+    Args:
+        ref: `xgb`, `random`, `champion` (the device's pin wins), another alias or a version number.
+        device: whose head scores.
+        settings: torch device and threads, seed.
+        registry: asked before every round; not used for `xgb` and `random`.
+
+    Nothing is looked up here: `refresh` raises if there is no such version.
+    """
+    if ref == "xgb":
+        return XGBProvider()
+    if ref == "random":
+        return RandomProvider(settings.seed)
+
+    def resolve() -> tuple[str, Callable[[], Scorer]]:
+        found = registry.resolve(device.family, device.name, ref)
+
+        def load() -> Scorer:
+            from tlp.model.checkpoint import Checkpoint  # imports torch
+            from tlp.model.predictor import Predictor
+
+            predictor = Predictor(
+                Checkpoint.load(found.checkpoint_dir),
+                device.name,
+                target=device.target,
+                family=device.family,
+                threads=settings.torch_threads,
+                torch_device=settings.torch_device,
+            )
+            return predictor.score_many
+
+        return str(found.version), load
+
+    return RegistryProvider(ref, resolve, seed=settings.seed)

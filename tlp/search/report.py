@@ -1,0 +1,185 @@
+"""What a tuning run tells while it works and when it is over."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TaskRow:
+    """One subgraph, as in MetaSchedule's table. Times in seconds.
+
+    Attributes:
+        task: name of the task in the network.
+        flop: floating point operations of one execution.
+        weight: how often it occurs.
+        latency_s: best known on this device; None if no program has run yet.
+        trials: programs measured, failures included, all rounds of this budget.
+        failed: how many of them failed.
+        best_at: how many programs of the run had been measured when the best was found; None if it was known before.
+        elapsed_s: time this process spent on the task.
+    """
+
+    task: str
+    workload_id: str
+    flop: float
+    weight: int
+    latency_s: float | None
+    trials: int
+    failed: int
+    best_at: int | None
+    elapsed_s: float
+
+    @property
+    def speed_gflops(self) -> float | None:
+        """GFLOP/s of the best program."""
+        return None if self.latency_s is None else self.flop / self.latency_s / 1e9
+
+    @property
+    def weighted_latency_s(self) -> float | None:
+        """Its share of the network's latency."""
+        return None if self.latency_s is None else self.weight * self.latency_s
+
+
+@dataclass(frozen=True)
+class TuningProgress:
+    """Where a run stands; handed to `on_progress` after every measured program.
+
+    Attributes:
+        rows: all tasks in the network's order.
+        current: index of the task at work.
+        trials: programs measured so far, earlier parts of a resumed run included.
+        total: the budget.
+    """
+
+    rows: tuple[TaskRow, ...]
+    current: int
+    trials: int
+    failed: int
+    total: int
+    model_version: str
+    elapsed_s: float
+
+    @property
+    def estimated_latency_s(self) -> float | None:
+        """Σ weight · best latency; None as long as a task has none."""
+        return estimate(self.rows)
+
+
+COLUMNS = (
+    "ID",
+    "Name",
+    "FLOP",
+    "Weight",
+    "Speed (GFLOPS)",
+    "Latency (us)",
+    "Weighted latency (us)",
+    "Trials",
+    "Failed",
+    "Best at",
+    "Elapsed (s)",
+)
+
+
+def table_cells(rows: Sequence[TaskRow]) -> list[tuple[str, ...]]:
+    """The rows as text under `COLUMNS` (MetaSchedule's columns, and ours: failed, best at, elapsed)."""
+
+    def number(value: float | None, scale: float = 1.0) -> str:
+        return "-" if value is None else f"{value * scale:.4g}"
+
+    return [
+        (
+            str(index),
+            row.task,
+            number(row.flop),
+            str(row.weight),
+            number(row.speed_gflops),
+            number(row.latency_s, 1e6),
+            number(row.weighted_latency_s, 1e6),
+            str(row.trials),
+            str(row.failed),
+            "-" if row.best_at is None else str(row.best_at),
+            f"{row.elapsed_s:.0f}",
+        )
+        for index, row in enumerate(rows)
+    ]
+
+
+def estimate(rows: Sequence[TaskRow]) -> float | None:
+    """Σ weight · best latency, seconds; None if a task has no latency."""
+    parts = [row.weighted_latency_s for row in rows]
+    known = [part for part in parts if part is not None]
+    return math.fsum(known) if known and len(known) == len(parts) else None
+
+
+@dataclass(frozen=True)
+class TuningReport:
+    """What a tuning run did; `to_json` has the keys of `tlp tune --json`.
+
+    Attributes:
+        model_version: version in force in the last round.
+        model_versions: every version used, in order, with the number of programs measured before it took over.
+        seconds: wall time of this process.
+        tasks: all tasks in the network's order.
+        skipped: tasks that were given up, with the reason.
+        degraded_events: scorings that had to do without the model.
+        degraded_reason: why, the last time.
+        resumed_from: the run this one went on with.
+        reason: "done", or why the budget was not used up.
+    """
+
+    network: str
+    device: str
+    run_id: str
+    model_version: str
+    model_versions: tuple[tuple[str, int], ...]
+    search: str
+    trials: int
+    failed: int
+    seconds: float
+    tasks: tuple[TaskRow, ...]
+    skipped: tuple[tuple[str, str], ...]
+    degraded_events: int
+    degraded_reason: str | None
+    resumed_from: str | None
+    reason: str
+
+    @property
+    def estimated_latency_s(self) -> float | None:
+        """Σ weight · best latency; None if a task has no latency."""
+        return estimate(self.tasks)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values; latencies in seconds."""
+        return {
+            "network": self.network,
+            "device": self.device,
+            "run_id": self.run_id,
+            "model_version": self.model_version,
+            "model_versions": [{"version": v, "after_trials": n} for v, n in self.model_versions],
+            "search": self.search,
+            "trials": self.trials,
+            "failed": self.failed,
+            "seconds": self.seconds,
+            "tasks": [
+                {
+                    "task": row.task,
+                    "weight": row.weight,
+                    "best_latency_s": row.latency_s,
+                    "trials": row.trials,
+                    "failed": row.failed,
+                    "flop": row.flop,
+                    "best_at": row.best_at,
+                    "elapsed_s": row.elapsed_s,
+                }
+                for row in self.tasks
+            ],
+            "estimated_latency_s": self.estimated_latency_s,
+            "skipped_tasks": [{"task": task, "reason": reason} for task, reason in self.skipped],
+            "degraded": {"events": self.degraded_events, "last_reason": self.degraded_reason},
+            "resumed_from": self.resumed_from,
+            "reason": self.reason,
+        }

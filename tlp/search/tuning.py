@@ -1,0 +1,265 @@
+"""Tuning a network for a device: the run around the rounds, and going on with one that was interrupted."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from storage import Device, DeviceState, MeasurementState, MeasurementStore, Network, Run, RunKind, RunState, Workload
+from tlp import runs
+from tlp.errors import AllFailedError, InvalidInputError, UserError
+from tlp.measure import Runner
+from tlp.measure.endpoint import require_measurable
+from tlp.search._base import Search
+from tlp.search._session import SearchFactory, TaskState, TuningSession
+from tlp.search.providers import CostModelProvider
+from tlp.search.report import TuningProgress, TuningReport
+from tlp.settings import Settings
+
+SEARCHES: Final = ("evolutionary", "random")
+ELITE: Final = 16  # best known programs an evolutionary search starts from
+
+_RESUMABLE: Final = (RunState.INTERRUPTED, RunState.CRASHED)
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """An unfinished tuning run.
+
+    Attributes:
+        run_id: the newest part.
+        params: its parameters: network, trials, model, search, batch, population, generations, seed.
+        run_ids: all parts, newest first; a part that was resumed names the one before.
+    """
+
+    run_id: str
+    params: Mapping[str, Any]
+    run_ids: tuple[str, ...]
+
+
+def find_resumable(store: MeasurementStore, network: str, device: str) -> ResumePoint:
+    """The last tuning run of that network on that device, if it was interrupted or its process died.
+
+    Raises:
+        UserError: there is none, or it came to an end.
+    """
+    runs.reap(store)
+    mine = [run for run in store.list_runs(kind=RunKind.TUNE, device=device) if run.params.get("network") == network]
+    if not mine or mine[0].state not in _RESUMABLE:
+        found = f"the last one is {mine[0].state}" if mine else "it was never tuned"
+        raise UserError(
+            f"there is no unfinished tuning run of {network} on {device} to go on with: {found}",
+            next_command=f"tlp tune {network} --device {device}",
+        )
+    by_id: dict[str, Run] = {run.run_id: run for run in mine}
+    chain = [mine[0].run_id]
+    while (earlier := by_id[chain[-1]].params.get("resumed_from")) in by_id and earlier not in chain:
+        chain.append(earlier)
+    return ResumePoint(mine[0].run_id, mine[0].params, tuple(chain))
+
+
+def tune(
+    store: MeasurementStore,
+    settings: Settings,
+    *,
+    network: str,
+    device: str,
+    model: CostModelProvider,
+    runner: Runner,
+    trials: int | None = None,
+    search: str = "evolutionary",
+    resume: bool = False,
+    on_progress: Callable[[TuningProgress], None] | None = None,
+) -> TuningReport:
+    """Search for fast programs of every subgraph of a network, measuring `trials` of them on the device.
+
+    Rounds of `settings.tune_batch` programs; the task scheduler says of which subgraph. A trial is one measured
+    program, failed ones included. Programs that were measured on this device before are not measured again; the best
+    of them are where the search starts. The model is looked up anew before every round. Each round is one transaction;
+    on Ctrl-C, SIGTERM or an error what was measured is stored first. The device's lock is held throughout and the run
+    is a row of kind TUNE.
+
+    Args:
+        model: the cost model (`tlp.search.providers.open_provider`). For a resumed run the caller opens the one that
+            `find_resumable(...).params["model"]` names.
+        runner: of the device; not closed.
+        trials: the budget; None: `settings.tune_trials`, or the interrupted run's.
+        search: one of `SEARCHES`; a resumed run keeps its own.
+        resume: go on with the last run, which was interrupted, until its budget is used; its parameters hold.
+        on_progress: called after every program.
+
+    Raises:
+        NotFoundError: no such network or device.
+        InvalidInputError: trials < 1, or no such search.
+        UserError: the device cannot be measured; nothing to resume.
+        BusyError: another run measures the device.
+        AllFailedError: nothing but failures; the device is QUARANTINED.
+        TlpError: of `model.refresh` before the first round, of the runner, of the store.
+    """
+    runs.reap(store)
+    found, machine = store.get_network(network), store.get_device(device)
+    require_measurable(machine)
+    if trials is not None and trials < 1:
+        raise InvalidInputError(f"{trials} trials cannot be measured", next_command=f"tlp tune {network} --trials 64")
+    if search not in SEARCHES:
+        raise InvalidInputError(
+            f"search {search!r} is not known, there is {', '.join(SEARCHES)}",
+            next_command=f"tlp tune {network} --device {device} --search {SEARCHES[0]}",
+        )
+    started = time.monotonic()
+    with runs.device_lock(settings, device):
+        point = find_resumable(store, network, device) if resume else None
+        params = _params(settings, network, trials, search, model.ref, point)
+        with (
+            runs.open_run(store, RunKind.TUNE, device=device, params=params) as run,
+            runs.device_activity(store, device, DeviceState.MEASURING, f"run {run.run_id}"),
+        ):
+            session = _session(store, params, found, machine, run.run_id, point, model, runner, on_progress)
+            try:
+                run.reason = session.run()
+            except AllFailedError as exc:
+                store.set_device_state(device, DeviceState.QUARANTINED, exc.message)
+                raise
+            finally:
+                run.result = {"trials": session.trials, "model_version": session.version}
+            report = _report(session, found, device, run.run_id, params, model, run.reason, started)
+            run.result = report.to_json()
+    return report
+
+
+def _params(
+    settings: Settings, network: str, trials: int | None, search: str, model: str, point: ResumePoint | None
+) -> dict[str, Any]:
+    params: dict[str, Any] = {
+        "search": search,
+        "trials": settings.tune_trials,
+        "batch": settings.tune_batch,
+        "population": settings.tune_population,
+        "generations": settings.tune_generations,
+        "seed": settings.seed,
+    }
+    if point is not None:
+        params = {key: point.params.get(key, value) for key, value in params.items()}
+    if trials is not None:
+        params["trials"] = trials
+    return {"network": network, "model": model, **params, "resumed_from": point.run_id if point else None}
+
+
+def _session(
+    store: MeasurementStore,
+    params: Mapping[str, Any],
+    network: Network,
+    device: Device,
+    run_id: str,
+    point: ResumePoint | None,
+    model: CostModelProvider,
+    runner: Runner,
+    on_progress: Callable[[TuningProgress], None] | None,
+) -> TuningSession:
+    tasks = _tasks(store, network, device.name)
+    by_id = {task.workload.workload_id: task for task in tasks}
+    history: dict[str, list[float | None]] = defaultdict(list)
+    spent = 0
+    for earlier in reversed(point.run_ids if point else ()):
+        # The measurements say what was spent: a run killed between its two writes has them and not the round's row.
+        for row in store.measurements(run_id=earlier).iter_rows(named=True):
+            spent += 1
+            task = by_id.get(row["workload_id"])
+            if task is not None:
+                task.trials += 1
+                task.failed += row["state"] != MeasurementState.OK
+        for result in store.tuning_results(run_id=earlier):
+            history[result.workload_id].append(result.best_latency_s)
+    return TuningSession(
+        store,
+        network=network,
+        device=device,
+        run_id=run_id,
+        total=int(params["trials"]),
+        spent=spent,
+        batch=int(params["batch"]),
+        tasks=tasks,
+        history=history,
+        provider=model,
+        runner=runner,
+        open_search=_search_factory(store, device, model, params),
+        on_progress=on_progress,
+    )
+
+
+def _tasks(store: MeasurementStore, network: Network, device: str) -> list[TaskState]:
+    ids = [task.workload_id for task in network.tasks]
+    workloads = {workload.workload_id: workload for workload in store.get_workloads(ids)}
+    best = {row["workload_id"]: row for row in store.best_programs(device, ids).iter_rows(named=True)}
+    tasks = []
+    for task in network.tasks:
+        state = TaskState(task.task, workloads[task.workload_id], task.weight)
+        if (row := best.get(task.workload_id)) is not None:
+            state.best_program_id, state.best_latency_s = row["program_id"], float(row["latency_s"])
+        tasks.append(state)
+    return tasks
+
+
+def _search_factory(
+    store: MeasurementStore, device: Device, model: CostModelProvider, params: Mapping[str, Any]
+) -> SearchFactory:
+    def open_search(workload: Workload) -> Search:
+        from tlp.programs.space import DesignSpace  # imports tvm
+        from tlp.search.evolutionary import TVMEvolutionarySearch, known_programs
+        from tlp.search.random_search import RandomSearch
+
+        space = DesignSpace(workload, device.target)
+        measured = store.measured_program_ids(device.name, workload.workload_id)
+        # A search opened again, in this run or a resumed one, must not draw what it drew the first time.
+        seed = int(params["seed"]) + len(measured)
+        if params["search"] == "random":
+            return RandomSearch(space, measured=measured, seed=seed)
+        best = store.best_programs(device.name, [workload.workload_id], top=ELITE)
+        sketches = {sketch.sketch_id: sketch for sketch in store.get_sketches(workload_ids=[workload.workload_id])}
+        return TVMEvolutionarySearch(
+            space,
+            model.cost_model(space),
+            batch=int(params["batch"]),
+            population=int(params["population"]),
+            generations=int(params["generations"]),
+            measured=measured,
+            elite=known_programs(best.iter_rows(named=True), sketches),
+            seed=seed,
+            threads=len(os.sched_getaffinity(0)),
+        )
+
+    return open_search
+
+
+def _report(
+    session: TuningSession,
+    network: Network,
+    device: str,
+    run_id: str,
+    params: Mapping[str, Any],
+    model: CostModelProvider,
+    reason: str,
+    started: float,
+) -> TuningReport:
+    tasks: Sequence[TaskState] = session.tasks
+    return TuningReport(
+        network=network.name,
+        device=device,
+        run_id=run_id,
+        model_version=session.version,
+        model_versions=tuple(session.versions),
+        search=str(params["search"]),
+        trials=session.trials,
+        failed=sum(task.failed for task in tasks),
+        seconds=time.monotonic() - started,
+        tasks=tuple(task.row() for task in tasks),
+        skipped=tuple((task.name, task.given_up) for task in tasks if task.given_up is not None),
+        degraded_events=model.degraded.events,
+        degraded_reason=model.degraded.last_reason,
+        resumed_from=params.get("resumed_from"),
+        reason=reason,
+    )
