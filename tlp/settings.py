@@ -61,9 +61,11 @@ class Settings(BaseSettings):
     seed: int = Field(0, ge=0, description="Seed of samplers, training and bootstrap.")
     torch_threads: int = Field(0, ge=0, description="Threads torch may use; 0: one per physical core.")
     torch_device: str = Field("cpu", description="torch device for training and scoring, e.g. cpu or cuda.")
-    train_epochs: int = Field(40, ge=1, description="Passes over the snapshot in one training.")
-    train_batch_groups: int = Field(16, ge=1, description="(device, workload) groups per optimiser step.")
-    train_learning_rate: float = Field(7e-4, gt=0, description="Adam learning rate at the start (paper: 7e-4).")
+    train_epochs: int = Field(16, ge=1, description="Passes over the snapshot in one training.")
+    train_batch_groups: int = Field(4, ge=1, description="Workloads (lists of up to 64 programs) per optimiser step.")
+    train_learning_rate: float = Field(
+        2e-3, gt=0, description="Adam learning rate after warm-up; falls to 0 along a cosine (paper: 7e-4, constant)."
+    )
     retrain_min_new_samples: int = Field(
         20_000, ge=1, description="New OK samples on a serving device that make a retraining due."
     )

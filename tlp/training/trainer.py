@@ -46,9 +46,9 @@ class TrainOptions:
         torch_device: where to compute.
     """
 
-    epochs: int = 40
+    epochs: int = 16
     batch_lists: int = 4
-    learning_rate: float = 7e-4
+    learning_rate: float = 2e-3
     weight_decay: float = 1e-6
     loss: str = "lambda_rank"
     seed: int = 0
