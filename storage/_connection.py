@@ -15,7 +15,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import duckdb
@@ -70,8 +70,17 @@ def translate_os_error(exc: OSError, path: Path) -> StoreError:
     """The store's error for a file-system error at `path`."""
     return StoreError(
         f"the store {path} cannot be used: {exc.strerror or exc} ({exc.filename or path})",
-        next_command=f"ls -ld {path.parent}",
+        next_command=f"ls -ld {nearest_folder(path)}",
     )
+
+
+def nearest_folder(path: Path) -> Path:
+    """The folder of `path`, or of its parents, that exists and may be looked at."""
+    for folder in path.parents:
+        with suppress(OSError):
+            if folder.is_dir():
+                return folder
+    return Path("/")
 
 
 def _translate(exc: duckdb.Error, path: Path) -> Exception:

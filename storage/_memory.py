@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC
-from typing import Any
 
 import polars as pl
 
-from storage._base import MeasurementStore
 from storage._frames import (
     BEST_COLUMNS,
     MEASUREMENT_SCHEMA,
@@ -24,17 +20,13 @@ from storage._frames import (
     measurement_frame,
     program_frame,
 )
+from storage._memory_runs import MemoryRuns, copy_json
 from storage._rows import (
-    check_outcome,
     check_sketch,
     checked_device,
-    checked_model_event,
     checked_network,
-    checked_tuning_result,
     checked_workload,
     first_by,
-    json_text,
-    json_value,
     not_found,
     now_utc,
 )
@@ -45,13 +37,8 @@ from storage._types import (
     DeviceState,
     MeasurementBatch,
     MeasurementState,
-    ModelEvent,
     Network,
-    Run,
-    RunKind,
-    RunState,
     Sketch,
-    TuningResult,
     Workload,
 )
 from storage.errors import AlreadyExistsError, InvalidInputError, NotFoundError
@@ -59,11 +46,11 @@ from storage.errors import AlreadyExistsError, InvalidInputError, NotFoundError
 _OK = str(MeasurementState.OK)
 
 
-class MemoryStore(MeasurementStore):
+class MemoryStore(MemoryRuns):
     """A `MeasurementStore` that lives in this process only."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        super().__init__()
         self._devices: dict[str, Device] = {}
         self._device_events: list[DeviceEvent] = []
         self._workloads: dict[str, Workload] = {}
@@ -71,9 +58,6 @@ class MemoryStore(MeasurementStore):
         self._sketches: dict[str, Sketch] = {}
         self._programs = PROGRAM_SCHEMA.to_frame()
         self._measurements = pl.Schema({"seq": pl.Int64(), **MEASUREMENT_SCHEMA}).to_frame()
-        self._runs: dict[str, Run] = {}
-        self._tuning_results: list[TuningResult] = []
-        self._model_events: list[ModelEvent] = []
 
     def __repr__(self) -> str:
         return "MemoryStore()"
@@ -328,98 +312,8 @@ class MemoryStore(MeasurementStore):
             .select(BEST_COLUMNS)
         )
 
-    # -- runs -------------------------------------------------------------------------------------------------
-    def start_run(
-        self, kind: RunKind, *, device: str | None, params: Mapping[str, Any], owner: Mapping[str, Any]
-    ) -> str:
-        run_id = uuid.uuid4().hex
-        run = Run(
-            run_id,
-            kind,
-            device,
-            json_value(json_text("params of a run", params)),
-            json_value(json_text("owner of a run", owner)),
-            now_utc(),
-            RunState.RUNNING,
-            "",
-            None,
-        )
-        with self._lock:
-            self._runs[run_id] = run
-        return run_id
-
-    def finish_run(self, run_id: str, state: RunState, reason: str, result: Mapping[str, Any] | None = None) -> None:
-        check_outcome(run_id, state)
-        values = json_value(json_text("result of a run", result or {}))
-        with self._lock:
-            run = self.get_run(run_id)
-            if run.state.is_finished():
-                raise InvalidInputError(f"run {run_id} was finished before, as {run.state}")
-            self._runs[run_id] = replace(run, state=state, reason=reason, finished_at=now_utc(), result=values)
-
-    def get_run(self, run_id: str) -> Run:
-        with self._lock:
-            if run_id not in self._runs:
-                raise NotFoundError(f"no run {run_id!r}", next_command="tlp status")
-            return _fresh_run(self._runs[run_id])
-
-    def list_runs(
-        self,
-        *,
-        kind: RunKind | None = None,
-        state: RunState | None = None,
-        device: str | None = None,
-        limit: int | None = None,
-    ) -> list[Run]:
-        with self._lock:
-            found = [
-                _fresh_run(run)
-                for run in reversed(self._runs.values())
-                if (kind is None or run.kind == kind)
-                and (state is None or run.state == state)
-                and (device is None or run.device == device)
-            ]
-        return found[:limit]
-
-    # -- tuning and models ------------------------------------------------------------------------------------
-    def add_tuning_results(self, results: Sequence[TuningResult]) -> None:
-        checked = [checked_tuning_result(result) for result in results]
-        with self._lock:
-            self._tuning_results.extend(checked)
-
-    def tuning_results(
-        self, *, network: str | None = None, device: str | None = None, run_id: str | None = None
-    ) -> list[TuningResult]:
-        with self._lock:
-            return [
-                r
-                for r in self._tuning_results
-                if (network is None or r.network == network)
-                and (device is None or r.device == device)
-                and (run_id is None or r.run_id == run_id)
-            ]
-
-    def add_model_event(self, event: ModelEvent) -> None:
-        event = checked_model_event(event)
-        with self._lock:
-            self._model_events.append(event)
-
-    def model_events(self, *, model: str | None = None, alias: str | None = None) -> list[ModelEvent]:
-        with self._lock:
-            return [
-                e
-                for e in self._model_events
-                if (model is None or e.model == model) and (alias is None or e.alias == alias)
-            ]
-
-
-def _copy(value: Mapping[str, Any]) -> dict[str, Any]:
-    return json_value(json_text("a stored value", value))
-
 
 def _fresh_device(device: Device) -> Device:
-    return replace(device, target=_copy(device.target), facts=_copy(device.facts), endpoint=_copy(device.endpoint))
-
-
-def _fresh_run(run: Run) -> Run:
-    return replace(run, params=_copy(run.params), owner=_copy(run.owner), result=_copy(run.result))
+    return replace(
+        device, target=copy_json(device.target), facts=copy_json(device.facts), endpoint=copy_json(device.endpoint)
+    )

@@ -27,6 +27,7 @@ import polars as pl
 import psutil
 
 from storage._base import MeasurementStore
+from storage._connection import nearest_folder
 from storage._frames import MEASUREMENT_SCHEMA, conform, value_or_error_problems
 from storage._migrations import release
 from storage._rows import json_text, json_value, now_utc
@@ -221,7 +222,7 @@ def _new_folder(folder: Path) -> Iterator[Path]:
         finally:
             shutil.rmtree(draft, ignore_errors=True)
     except (OSError, pl.exceptions.PolarsError) as exc:
-        raise StoreError(f"{folder} cannot be written: {exc}", next_command=f"df -h {folder.parent}") from exc
+        raise StoreError(f"{folder} cannot be written: {exc}", next_command=f"df -h {nearest_folder(folder)}") from exc
 
 
 def _read_tables(folder: Path) -> dict[str, pl.DataFrame]:
