@@ -268,7 +268,7 @@ class TuningSession:
         self._store.add_tuning_results([result])
 
     def _check_device(self, task: TaskState, observations: Sequence[Observation]) -> None:
-        """A task that fails is no matter of the device; tasks that ran before and fail now are, or nothing but failures."""
+        """One failing task is not the device; tasks that ran before and fail now are, and nothing but failures."""
         if any(seen.outcome.state is MeasurementState.OK for seen in observations):
             self._failed_rounds = 0
             return
