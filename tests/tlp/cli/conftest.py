@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import copy_template
 from tlp.cli import run
 from tlp.settings import get_settings
 
@@ -63,3 +64,9 @@ def device(home: Path) -> str:
     )
     open_home(get_settings()).add_device(row, "for a test")
     return "cpu"
+
+
+@pytest.fixture
+def empty_registry(home: Path, mlflow_template: Path) -> None:
+    """A registry without models, without the 6 s that making one takes."""
+    copy_template(mlflow_template, get_settings())

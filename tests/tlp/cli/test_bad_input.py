@@ -75,7 +75,7 @@ def test_network_sources(tlp):
     refused(tlp("network", "add", "x", "--onnx", "/nonexistent.onnx"), 2, "/nonexistent.onnx")
 
 
-def test_an_empty_store(tlp):
+def test_an_empty_store(tlp, empty_registry):
     assert tlp("status", "--json").data["devices"] == []
     assert "tlp device enroll" in tlp("device", "list").out
     assert "tlp network add" in tlp("network", "list").out
@@ -91,7 +91,7 @@ def test_a_sampler_nobody_knows(tlp, device):
     refused(tlp("measure", "cpu", "--samples", "3", "--sampler", "bogus"), 2, "bogus")
 
 
-def test_a_model_that_is_not_there(tlp):
+def test_a_model_that_is_not_there(tlp, empty_registry):
     refused(tlp("model", "show"), 2)
     refused(tlp("model", "promote", "three"), 2, "three")
     refused(tlp("evaluate", "--baseline", "bogus"), 2, "bogus")

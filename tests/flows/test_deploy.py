@@ -1,0 +1,45 @@
+"""`tlp deploy` on a real Prefect server."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import pytest
+from prefect.client.orchestration import get_client
+
+from flows import _deploy
+from tlp.errors import UserError
+from tlp.settings import get_settings
+from tlp.status import collect
+
+
+def test_deploying_twice_leaves_what_the_file_says(store, prefect_api, monkeypatch):
+    monkeypatch.setenv("PREFECT_API_URL", prefect_api)
+    first = _deploy.deploy(get_settings(), store)
+    assert first["deployments"]["retrain"] == ["nightly"]
+    assert first["deleted_schedules"] == []
+    with get_client(sync_client=True) as client:
+        (tune,) = [d for d in client.read_deployments() if d.name == "tune"]
+        # a schedule that an earlier prefect.yaml had, and one that a person paused
+        old = {"schedule": {"cron": "0 1 * * *", "timezone": "UTC"}, "active": True, "slug": "old"}
+        httpx.post(f"{prefect_api}/deployments/{tune.id}/schedules", json=[old]).raise_for_status()
+        (nightly,) = [s for s in client.read_deployment_schedules(tune.id) if s.slug == "nightly"]
+        client.update_deployment_schedule(tune.id, nightly.id, active=False)
+
+        second = _deploy.deploy(get_settings(), store)
+        assert second["deleted_schedules"] == ["tune/old"]
+        (kept,) = client.read_deployment_schedules(tune.id)
+        assert (kept.slug, kept.active) == ("nightly", False)
+        assert client.read_work_pool("tlp").type == "process"
+        assert client.read_global_concurrency_limit_by_name("device-cpu").limit == 1
+    pull = tune.pull_steps or []
+    assert str(_deploy.PROJECT_DIR) in json.dumps(pull)
+    monkeypatch.delenv("PREFECT_API_URL")
+    assert any("retrain, tune is deployed on a schedule" in text for text in collect(get_settings(), store)["warnings"])
+
+
+def test_without_a_server_there_is_nothing_to_deploy_to(store):
+    with pytest.raises(UserError) as caught:
+        _deploy.deploy(get_settings(), store)
+    assert caught.value.next_command == "tlp up"
