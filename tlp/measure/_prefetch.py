@@ -26,9 +26,9 @@ class _End:
 class Prefetch(Generic[T], Iterator[T]):
     """`source`, taken at most `depth` items ahead of the consumer.
 
-    The thread has a low priority, and so have the threads it starts: sampling the next programs must not slow
-    down the one that is being timed. Use as a context manager: leaving it ends the thread. An exception of the source
-    is raised in the consumer, at its place.
+    From the second item on the thread has a low priority, and so have the threads it starts: sampling the next
+    programs must not slow down the one that is being timed. Use as a context manager: leaving it ends the thread. An
+    exception of the source is raised in the consumer, at its place.
     """
 
     def __init__(self, source: Iterable[T], depth: int) -> None:
@@ -58,13 +58,15 @@ class Prefetch(Generic[T], Iterator[T]):
         self._thread.join(timeout=_JOIN_S)
 
     def _fill(self) -> None:
-        if sys.platform == "linux":
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # on Linux: this thread only
         error: Exception | None = None
+        first = True
         try:
             for item in self._source:
                 if not self._put(item):
                     return
+                if first and sys.platform == "linux":  # there, a thread has a priority of its own
+                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+                first = False
         except Exception as exc:  # noqa: BLE001 - handed over to the consumer
             error = exc
         self._put(_End(error))
