@@ -13,7 +13,7 @@ from flows import _run
 from flows.bootstrap import bootstrap
 from flows.tune import tune
 from tlp import demo as plans
-from tlp import pipeline
+from tlp import deploy, exchange, pipeline
 from tlp.settings import get_settings
 
 
@@ -29,7 +29,8 @@ def start() -> dict[str, Any]:
 def load_starter() -> dict[str, Any]:
     """Bring in the samples of the auxiliary platforms that come with this program."""
     settings, store = _run.begin()
-    return pipeline.load_starter(store, settings)
+    del settings
+    return exchange.import_folder(store, plans.starter_dir())
 
 
 @task(name="add networks", cache_policy=NO_CACHE, persist_result=False)
@@ -39,11 +40,22 @@ def add_networks(names: list[str]) -> list[str]:
     return [name for name in names if pipeline.add_builtin_once(store, name)]
 
 
+@task(name="choose tuning", cache_policy=NO_CACHE, persist_result=False)
+def choose_tuning(trained: dict[str, Any]) -> dict[str, Any]:
+    """The champion if there is one; the run that was interrupted if there is one."""
+    settings, store = _run.begin()
+    plan = plans.DemoPlan()
+    if pipeline.has_unfinished_tuning(store, plan.tuned_network, plan.device):
+        return {"model": "the run that was interrupted", "resume": True}
+    model = plans.model_to_tune_with(store, settings, plan.device, trained)
+    return {"model": model, "trials": plans.trials(store, plan), "resume": False}
+
+
 @task(name="compile and check", cache_policy=NO_CACHE, persist_result=False)
 def compile_best(network: str, device: str) -> dict[str, Any]:
     """Compile the tuned network, compare it with torch, measure it tuned and untuned."""
     settings, store = _run.begin()
-    return pipeline.compile_best(store, settings, network=network, device=device, compare_untuned=True)
+    return deploy.best(store, settings, network=network, device=device).to_json()
 
 
 @task(name="draw", cache_policy=NO_CACHE, persist_result=False)
@@ -63,11 +75,10 @@ def demo() -> dict[str, Any]:
     _say(f"2/6 networks: {', '.join(plan.networks)}")
     _run.step(add_networks, list(plan.networks))
     _say("3/6 enroll this machine, measure programs, train MTL-TLP, evaluate, register, promote")
-    booted = _run.call(
-        bootstrap, device=plan.device, min_samples=plan.min_samples, networks=list(plan.measured_networks)
-    )
-    _say(f"4/6 tune {plan.tuned_network} with the champion")
-    tuned = _run.call(tune, network=plan.tuned_network, device=plan.device, trials=plans.trials(plan), resume=True)
+    booted = _run.call(bootstrap, device=plan.device, min_samples=plan.min_samples, networks=list(plan.networks))
+    how = _run.step(choose_tuning, booted["trained"])
+    _say(f"4/6 tune {plan.tuned_network} with {how['model']}")
+    tuned = _run.call(tune, network=plan.tuned_network, device=plan.device, **how)
     _say("5/6 compile, check against torch, measure tuned and untuned")
     best = _run.step(compile_best, plan.tuned_network, plan.device)
     _say("6/6 table and plot")

@@ -10,8 +10,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from storage import MeasurementStore
 from tlp.errors import NotFoundError
-from tlp.settings import get_settings
+from tlp.settings import Settings, get_settings
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class DemoPlan:
     trials_per_task: int = 8
     settings: Mapping[str, Any] = field(
         default_factory=lambda: {
-            "train_epochs": 20,
+            "train_epochs": 12,
             "tune_population": 64,
             "tune_generations": 2,
             "run_timeout_s": 5.0,
@@ -63,3 +64,125 @@ def small_settings(plan: DemoPlan) -> Iterator[None]:
         for name in names:
             os.environ.pop(name, None)
         get_settings.cache_clear()
+
+
+def model_to_tune_with(store: MeasurementStore, settings: Settings, device: str, trained: Mapping[str, Any]) -> str:
+    """`champion` if there is one; else the version just trained, which did not pass the gate; else no model.
+
+    Raises:
+        RegistryError: the registry is at fault.
+    """
+    from tlp.registry import Registry
+
+    try:
+        Registry(settings, store).resolve(store.get_device(device).family, device)
+    except NotFoundError:
+        return str(trained["version"] or "random")
+    return "champion"
+
+
+def trials(store: MeasurementStore, plan: DemoPlan) -> int:
+    """Programs to measure in the tuning run."""
+    return plan.trials_per_task * len(store.get_network(plan.tuned_network).tasks)
+
+
+def tuning_curve(store: MeasurementStore, network: str, device: str, run_id: str) -> tuple[list[int], list[float]]:
+    """Programs measured and estimated latency (seconds) after every round of a run, once all tasks have a latency."""
+    weights = {task.workload_id: task.weight for task in store.get_network(network).tasks}
+    best: dict[str, float] = {}
+    spent: dict[str, int] = {}
+    xs: list[int] = []
+    ys: list[float] = []
+    for row in store.tuning_results(run_id=run_id):
+        spent[row.workload_id] = row.trials
+        if row.best_latency_s is not None:
+            best[row.workload_id] = row.best_latency_s
+        if best.keys() == weights.keys():
+            xs.append(sum(spent.values()))
+            ys.append(sum(weights[key] * latency for key, latency in best.items()))
+    return xs, ys
+
+
+def summary(
+    store: MeasurementStore,
+    settings: Settings,
+    plan: DemoPlan,
+    *,
+    trained: Mapping[str, Any],
+    tuned: Mapping[str, Any],
+    best: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What the last table shows; draws the plot.
+
+    Args:
+        store: the store.
+        settings: where things lie.
+        plan: of the demo.
+        trained: what `pipeline.retrain` returned; nothing was trained if the demo ran before.
+        tuned: what `pipeline.tune` returned.
+        best: what `tlp best --json` prints.
+    """
+    from tlp.evaluation import PREDICTOR, evaluate_version
+    from tlp.report import summary_plot
+
+    device = store.get_device(plan.device)
+    predictors = trained.get("evaluation", {}).get(plan.device)
+    version = trained["version"]
+    if predictors is None:
+        # nothing new to train on: the version in use is looked at instead
+        report = evaluate_version(store, settings, ref=tuned["model_version"], family=device.family)
+        predictors = report["devices"][plan.device]
+        version = tuned["model_version"]
+    untuned, tuned_s = best["untuned_latency_s"], best["measured_latency_s"]
+    latencies = {"untuned": untuned, "tuned": tuned_s, "torch": best["torch_latency_s"]}
+    xs, ys = tuning_curve(store, plan.tuned_network, plan.device, tuned["run_id"])
+    plot = summary_plot.draw(
+        settings.artifacts_dir / "demo.png",
+        device=plan.device,
+        network=plan.tuned_network,
+        predictors=predictors,
+        trials=xs,
+        estimates_s=ys,
+        latencies_s={name: value for name, value in latencies.items() if value is not None},
+    )
+    counts = store.device_counts()
+    auxiliaries = [d.name for d in store.list_devices() if d.endpoint.get("kind") == "dataset"]
+    model, chance = predictors[PREDICTOR], predictors["random"]
+    return {
+        "device": device.name,
+        "target": dict(device.target),
+        "samples_ok": counts[device.name].samples_ok,
+        "auxiliary_samples": sum(counts[name].samples_ok for name in auxiliaries),
+        "model": trained["model"],
+        "model_version": version,
+        "promoted": is_champion(store, trained["model"], version),
+        "gate": trained["reason"],
+        "evaluation": {
+            "top1": model["top1"],
+            "top5": model["top5"],
+            "random_top1": chance["top1"],
+            "random_top5": chance["top5"],
+        },
+        "network": plan.tuned_network,
+        "tuned_with": tuned["model_version"],
+        "untuned_latency_s": untuned,
+        "tuned_latency_s": tuned_s,
+        "torch_latency_s": best["torch_latency_s"],
+        "speedup": untuned / tuned_s,
+        "max_abs_error": best["max_abs_error"],
+        "library": best["library"],
+        "database": best["database"],
+        "plot": str(plot),
+        "next": [
+            f"tlp up       MLflow on http://127.0.0.1:{settings.mlflow_port}, the versions and their figures; "
+            f"Prefect on http://127.0.0.1:{settings.prefect_port}, the runs of this demo",
+            "tlp status   the fleet as it is now",
+            f"tlp tune {plan.tuned_network} --device {plan.device} --trials 640   a tuning run of a serious size",
+        ],
+    }
+
+
+def is_champion(store: MeasurementStore, model: str, version: str) -> bool:
+    """Whether that version is the champion, by the recorded moves."""
+    moves = store.model_events(model=model, alias="champion")
+    return bool(moves) and moves[-1].to_version == version

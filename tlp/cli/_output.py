@@ -146,7 +146,7 @@ def command(app: typer.Typer, name: str, *, example: str) -> Callable[[Callable[
             if output.exit_code:
                 raise typer.Exit(output.exit_code)
 
-        del run.__wrapped__  # type: ignore[attr-defined]  # typer would read the inner signature
+        del run.__wrapped__  # typer would read the inner signature
         run.__signature__ = inspect.Signature([*parameters, flag])  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in [*parameters, flag]}
         paragraphs = [" ".join(text.split()) for text in (inspect.getdoc(function) or "").split("\n\n")]

@@ -21,10 +21,10 @@ def evaluate(
     family: Annotated[str | None, typer.Option(help="ISA family; default: every one with devices.")] = None,
 ) -> Output:
     """Top-1 and top-5 of a model version on the held-out networks, per device, beside baselines."""
-    from tlp import evaluation
+    from tlp.evaluation import evaluate_version
     from tlp.report import tables
 
     settings, store = open_all()
     names = [name.strip() for name in baseline.split(",") if name.strip()]
-    report = evaluation.evaluate_version(store, settings, ref=model, baselines=names, family=family)
+    report = evaluate_version(store, settings, ref=model, baselines=names, family=family)
     return Output(report, lambda: tables.evaluation(report))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -52,5 +53,9 @@ def best(
     from tlp.report import tables
 
     settings, store = open_all()
-    report = deploy.best(store, settings, network=network, device=device, out=out)
+    report = deploy.best(store, settings, network=network, device=device, out=out, on_progress=_say).to_json()
     return Output(report, lambda: tables.best_report(report))
+
+
+def _say(what: str) -> None:
+    sys.stderr.write(f"{what}\n")

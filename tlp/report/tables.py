@@ -199,8 +199,13 @@ def tuning_report(report: Row) -> list[RenderableType]:
     """The answer of `tlp tune`."""
     cells = [(t["task"], t["weight"], t["trials"], latency(t["best_latency_s"])) for t in report["tasks"]]
     title = f"{report['network']} on {report['device']}, model {report['model_version']}, {report['search']}"
+    degraded = report["degraded"]
+    notes = [f"task {task['task']} was given up: {task['reason']}" for task in report["skipped_tasks"]]
+    if degraded["events"]:
+        notes.append(f"{degraded['events']} scorings had to do without the model: {degraded['last_reason']}")
     return [
         make(title, ("task", "weight", "trials", "best"), cells),
+        *notes,
         f"{report['trials']} programs measured, {report['failed']} failed, {duration(report['seconds'])}; "
         f"estimated latency {latency(report['estimated_latency_s'])}",
         f"next: tlp best {report['network']} --device {report['device']}",
@@ -214,11 +219,15 @@ def best_report(report: Row) -> RenderableType:
         ("device", report["device"]),
         ("library", report["library"]),
         ("database", report["database"]),
+        ("functions with a measured program", f"{report['tuned_tasks']} of {report['tasks']}"),
         ("measured latency", latency(report["measured_latency_s"])),
-        ("max. abs. error against torch", f"{report['max_abs_error']:.2e}"),
+        ("untuned", latency(report["untuned_latency_s"])),
+        ("torch", latency(report["torch_latency_s"])),
     ]
-    if report.get("untuned_latency_s"):
-        pairs.insert(5, ("untuned latency", latency(report["untuned_latency_s"])))
+    if report["max_abs_error"] is not None:
+        error = f"{report['max_abs_error']:.1e} (allowed {report['tolerance']:.1e})"
+        pairs.append((f"largest difference to {report['reference']}", error))
+    pairs += [("skipped", reason) for reason in report["skipped"]]
     return facts("", pairs)
 
 
@@ -295,7 +304,11 @@ def demo_report(report: Row) -> list[RenderableType]:
         ("top-1 / top-5, held-out networks", f"{score(top['top1'])} / {score(top['top5'])}"),
         ("random choice", f"{score(top['random_top1'])} / {score(top['random_top5'])}"),
         (f"{report['network']} untuned", latency(report["untuned_latency_s"])),
-        (f"{report['network']} tuned", f"{latency(report['tuned_latency_s'])} ({report['speedup']:.2f} times as fast)"),
+        (
+            f"{report['network']} tuned with version {report['tuned_with']}",
+            f"{latency(report['tuned_latency_s'])} ({report['speedup']:.2f} times as fast)",
+        ),
+        (f"{report['network']} in torch", latency(report["torch_latency_s"])),
         ("largest difference to torch", f"{report['max_abs_error']:.1e}"),
         ("took", duration(report["seconds"])),
         ("plot", report["plot"]),
