@@ -15,7 +15,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import duckdb
@@ -130,12 +130,14 @@ class Connector:
         self.lock_timeout_s = lock_timeout_s
 
     @contextmanager
-    def turnstile(self, deadline: float) -> Iterator[None]:
-        """Stand in line. In a folder that cannot be written in there is no line, and nobody who writes.
+    def turnstile(self, deadline: float, line: str = "turn") -> Iterator[None]:
+        """Stand in line (`turn`, or `write` where writers queue before that).
+
+        In a folder that cannot be written in there is no line, and nobody who writes.
 
         Raises StoreLockedError if it is not our turn by `deadline` (of `time.monotonic`).
         """
-        lock = FileLock(self.path.with_name(self.path.name + ".turn"), thread_local=False, poll_interval=0.005)
+        lock = FileLock(self.path.with_name(f"{self.path.name}.{line}"), thread_local=False, poll_interval=0.005)
         try:
             lock.acquire(timeout=max(deadline - time.monotonic(), 0.0))
         except Timeout:
@@ -205,7 +207,10 @@ class Connector:
     @contextmanager
     def _open(self, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
         with map_duckdb_errors(self.path), self.exclusive_in_process() as deadline:
-            with self.turnstile(deadline):
+            with ExitStack() as lines:
+                if not read_only:
+                    lines.enter_context(self.turnstile(deadline, "write"))
+                lines.enter_context(self.turnstile(deadline))
                 connection = self.connect(self.path, read_only=read_only, deadline=deadline)
             try:
                 yield connection

@@ -18,7 +18,7 @@ class DuckDBStore(CatalogTables, SampleTables, RunTables):
     process that uses the store: closing any descriptor of it drops the process's lock (a rule of POSIX).
 
     Args:
-        path: the file; `FILE.turn` (a lock file) and `FILE.wal` lie beside it.
+        path: the file; `FILE.turn` and `FILE.write` (lock files) and `FILE.wal` lie beside it.
         lock_timeout_s: longest time a call waits for other processes, seconds.
 
     Raises:
