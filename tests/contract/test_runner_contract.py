@@ -35,8 +35,3 @@ class TestLocalRunner(RunnerContract):
 
     def hanging(self, key: str) -> MeasureInput:
         return tiny_program(Ending.SLEEPS, key)
-
-
-class TestTwoWorkers(TestLocalRunner):
-    def make_runner(self) -> Runner:
-        return LocalRunner(run_timeout_s=2.0, workers=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -41,6 +42,7 @@ class WorkerProcess:
     ) -> None:
         self.threads = threads
         self.programs = 0
+        self._killed = False
         self._log = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed in kill()
         self.connection, theirs = Pipe(duplex=True)
         try:
@@ -126,11 +128,15 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """SIGKILL to its whole process group, reap it, close the pipe. May be called more than once."""
-        if self._process.returncode is None:
-            try:
-                os.killpg(self._process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                self._process.kill()  # not yet moved to its group, or gone: Popen knows
+        if self._killed:
+            return
+        self._killed = True
+        # Also when the worker itself is dead: what it started is in its group. A number freed this moment is not in
+        # use by anybody else yet.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        # A process in an uninterruptible system call goes when the kernel lets it; nothing here depends on it.
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=KILL_WAIT_S)
         self.connection.close()
         self._log.close()

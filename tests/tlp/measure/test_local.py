@@ -38,6 +38,7 @@ def wait_gone(pids: Collection[int], seconds: float = 10.0) -> set[int]:
     return alive
 
 
+@pytest.mark.slow
 def test_every_ending_is_an_outcome_and_the_rest_goes_on(runner: LocalRunner) -> None:
     inputs = [tiny_program(Ending.GOOD, "first")]
     for ending in Ending:
@@ -60,6 +61,13 @@ def test_every_ending_is_an_outcome_and_the_rest_goes_on(runner: LocalRunner) ->
         assert outcomes[f"after {ending}"].state is MeasurementState.OK
     assert outcomes[Ending.SEGFAULTS.value].error is not None
     assert outcomes[Ending.SEGFAULTS.value].error.endswith("while running")
+
+
+def test_two_workers_go_on_while_one_hangs() -> None:
+    inputs = [tiny_program(Ending.SLEEPS), *(tiny_program(Ending.GOOD, f"p{i}") for i in range(4))]
+    with LocalRunner(workers=2, run_timeout_s=5.0) as runner:
+        outcomes = list(runner.measure(inputs))
+    assert [o.state for o in outcomes] == [MeasurementState.OK] * 4 + [MeasurementState.TIMEOUT]
 
 
 def test_all_repeats_are_kept(runner: LocalRunner) -> None:
