@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
-from typing import Any, Self
+from typing import Self
 
 from storage import MeasurementState
 from tlp.errors import DeviceError, InvalidInputError
@@ -253,14 +253,3 @@ class LocalRunner(Runner):
 
 def _failure(job: MeasureInput, state: MeasurementState, reason: str, build_s: float, run_s: float) -> MeasureOutcome:
     return MeasureOutcome(job.key, state, (), reason, build_s, run_s)
-
-
-def evaluator_settings(settings: Settings) -> Mapping[str, Any]:
-    """What a run records about how it measured."""
-    return {
-        "number": settings.measure_number,
-        "repeat": settings.measure_repeat,
-        "build_timeout_s": settings.build_timeout_s,
-        "run_timeout_s": settings.run_timeout_s,
-        "workers": settings.measure_workers,
-    }
