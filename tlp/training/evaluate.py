@@ -39,6 +39,7 @@ class TaskResult:
         programs: measured programs ranked.
         min_latency_s: fastest of them.
         best_latency_s: `(MAX_K,)`, fastest among the k highest-ranked, k = 1 … MAX_K.
+        latencies_s: all of them, fastest first; only with random choice, whose spread the gate needs.
     """
 
     network: str
@@ -47,6 +48,7 @@ class TaskResult:
     programs: int
     min_latency_s: float
     best_latency_s: tuple[float, ...]
+    latencies_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -154,18 +156,20 @@ class CheckpointScorer(Scorer):
 def expected_best(latencies: FloatArray) -> tuple[float, ...]:
     """Expected fastest of k programs drawn at random, k = 1 … MAX_K: `(n,)` seconds → MAX_K seconds."""
     ordered = np.sort(latencies)
-    n = len(ordered)
-    expected: list[float] = []
-    for k in range(1, MAX_K + 1):
-        if k >= n:
-            expected.append(float(ordered[0]))
-            continue
-        # P(the best is the i-th) by recurrence: p_0 = k/n, p_{i+1} = p_i · (n-i-k) / (n-i-1)
-        i = np.arange(n - 1)
-        ratios = np.maximum(n - i - k, 0) / (n - i - 1)
-        p = (k / n) * np.concatenate([[1.0], np.cumprod(ratios)])
-        expected.append(float((p * ordered).sum()))
-    return tuple(expected)
+    return tuple(float((best_of_random(len(ordered), k) * ordered).sum()) for k in range(1, MAX_K + 1))
+
+
+def best_of_random(n: int, k: int) -> FloatArray:
+    """`(n,)`: probability that the best of k programs drawn from n is the i-th best, k ≤ n or all are drawn.
+
+    p_0 = k/n, p_{i+1} = p_i · (n-i-k) / (n-i-1): the recurrence of C(n-i-1, k-1) / C(n, k) without large numbers.
+    """
+    if k >= n:
+        return np.where(np.arange(n) == 0, 1.0, 0.0)
+    i = np.arange(n - 1)
+    ratios = np.maximum(n - i - k, 0) / (n - i - 1)
+    chances: FloatArray = (k / n) * np.concatenate([[1.0], np.cumprod(ratios)])
+    return chances
 
 
 def evaluate(
@@ -202,7 +206,7 @@ def evaluate(
         best = {RANDOM: {w: expected_best(group["latency_s"].to_numpy()) for w, group in groups.items()}}
         for label, scorer in scorers.items():
             best[label] = {w: _best_of(scorer, label, device, group, sketches) for w, group in groups.items()}
-        found[name] = {label: _result(held, groups, by_workload) for label, by_workload in best.items()}
+        found[name] = {label: _result(held, groups, rows, label == RANDOM) for label, rows in best.items()}
     return EvaluationReport(found, mark)
 
 
@@ -242,7 +246,7 @@ def _best_of(
 
 
 def _result(
-    held: Holdout, groups: Mapping[str, pl.DataFrame], best: Mapping[str, tuple[float, ...]]
+    held: Holdout, groups: Mapping[str, pl.DataFrame], best: Mapping[str, tuple[float, ...]], keep_latencies: bool
 ) -> PredictorResult:
     tasks = [
         TaskResult(
@@ -252,6 +256,7 @@ def _result(
             programs=groups[workload].height,
             min_latency_s=float(groups[workload]["latency_s"].to_numpy().min()),
             best_latency_s=best[workload],
+            latencies_s=tuple(groups[workload]["latency_s"].sort().to_list()) if keep_latencies else (),
         )
         for network, weights in sorted(held.weights.items())
         for workload, weight in sorted(weights.items())

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 
 from storage import Device, MemoryStore, Sketch
 from tlp.settings import Settings
@@ -30,11 +29,6 @@ class Ranker(Scorer):
         return sign * truth + self.noise * rng.standard_normal(len(truth))
 
 
-@pytest.fixture
-def gate_settings(quick: Settings) -> Settings:
-    return quick
-
-
 def report(store: MemoryStore, **scorers: Scorer) -> EvaluationReport:
     return evaluate(store, DEVICES, {CANDIDATE: scorers["candidate"], CHAMPION: scorers["champion"]})
 
@@ -42,11 +36,11 @@ def report(store: MemoryStore, **scorers: Scorer) -> EvaluationReport:
 def test_a_first_version_must_beat_random_choice(store: MemoryStore, quick: Settings) -> None:
     good = evaluate(store, DEVICES, {CANDIDATE: Ranker(0.0, 0)})
     assert judge(good, quick, trained=["x86-64-v2"], champion=None).passed
-    stopped = 0
-    for seed in range(10):
+    passed = 0
+    for seed in range(40):  # 5% may pass by luck: more than 6 of 40 would happen once in 300
         noise = evaluate(store, DEVICES, {CANDIDATE: Ranker(1e6, seed)})
-        stopped += not judge(noise, quick, trained=["x86-64-v2"], champion=None).passed
-    assert stopped >= 9
+        passed += judge(noise, quick, trained=["x86-64-v2"], champion=None).passed
+    assert passed <= 6
 
 
 def test_the_champion_itself_ties(store: MemoryStore, quick: Settings) -> None:
@@ -77,6 +71,6 @@ def test_a_device_that_cannot_be_judged_stops_it(store: MemoryStore, quick: Sett
 
 def test_a_perfect_reference_can_be_tied() -> None:
     """Random choice that is perfect by itself (two equal programs) must not stop a perfect candidate."""
-    perfect = PredictorResult((TaskResult("n", "w", 1, 2, 1.0, (1.0,) * 10),))
+    perfect = PredictorResult((TaskResult("n", "w", 1, 2, 1.0, (1.0,) * 10, (1.0, 1.0)),))
     found = EvaluationReport({"d": {CANDIDATE: perfect, "random": perfect}}, 1)
     assert judge(found, Settings(), trained=["d"], champion=None).passed
