@@ -40,18 +40,19 @@ Check = Callable[[], str]
 
 def run_checks() -> list[dict[str, Any]]:
     """Run all checks: rows with `check`, `status` (pass, fail, skip), `detail`, `fix` (None unless it failed)."""
-    rows = []
-    for name, check in _checks():
-        try:
-            status, detail, fix = "pass", check(), None
-        except _SkippedError as exc:
-            status, detail, fix = "skip", str(exc), None
-        except TlpError as exc:
-            status, detail, fix = "fail", exc.message, exc.next_command
-        except Exception as exc:  # noqa: BLE001  a check that breaks is a finding, and the others must run
-            status, detail, fix = "fail", f"{type(exc).__name__}: {exc}", None
-        rows.append({"check": name, "status": status, "detail": detail, "fix": fix})
-    return rows
+    return [_row(name, check) for name, check in _checks()]
+
+
+def _row(name: str, check: Check) -> dict[str, Any]:
+    try:
+        status, detail, fix = "pass", check(), None
+    except _SkippedError as exc:
+        status, detail, fix = "skip", str(exc), None
+    except TlpError as exc:
+        status, detail, fix = "fail", exc.message, exc.next_command
+    except Exception as exc:  # noqa: BLE001  a check that breaks is a finding, and the others must run
+        status, detail, fix = "fail", f"{type(exc).__name__}: {exc}", None
+    return {"check": name, "status": status, "detail": detail, "fix": fix}
 
 
 def _checks() -> list[tuple[str, Check]]:

@@ -53,6 +53,7 @@ def best(
     from tlp.report import tables
 
     settings, store = open_all()
+    store.get_device(device)
     report = deploy.best(store, settings, network=network, device=device, out=out, on_progress=_say).to_json()
     return Output(report, lambda: tables.best_report(report))
 

@@ -1,0 +1,109 @@
+"""Doctor: every check passes or is skipped on a sound installation, and a broken part fails with what to type."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from storage import RunKind
+from tlp import _process, doctor
+from tlp.home import open_home
+from tlp.settings import Settings, get_settings
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch, tmp_path):
+    monkeypatch.setenv("TLP_HOME", str(tmp_path / "home"))
+    get_settings.cache_clear()
+    yield tmp_path / "home"
+    get_settings.cache_clear()
+
+
+def by_name(rows):
+    return {row["check"]: row for row in rows}
+
+
+def test_a_sound_installation():
+    rows = doctor.run_checks()
+    assert [row for row in rows if row["status"] == "fail"] == []
+    assert {"pass", "skip"} == {row["status"] for row in rows}
+    assert [set(row) for row in rows] == [{"check", "status", "detail", "fix"}] * len(rows)
+    assert all(row["detail"] for row in rows)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Only the checks that start nothing."""
+    slow = {"cpu target", "measuring", "torch"}
+    checks = doctor._checks
+    monkeypatch.setattr(doctor, "_checks", lambda: [check for check in checks() if check[0] not in slow])
+
+
+def test_a_run_of_a_dead_process_is_found(quick):
+    store = open_home(get_settings())
+    owner = {**_process.identity(), "pid": 2**22 + 1}
+    store.start_run(RunKind.MEASURE, device=None, params={}, owner=owner)
+    row = by_name(doctor.run_checks())["runs"]
+    assert row["status"] == "fail"
+    assert row["fix"].startswith("tlp ")
+
+
+def test_a_store_that_is_no_store(quick, home):
+    home.mkdir()
+    (home / "store.duckdb").write_text("no store")
+    rows = by_name(doctor.run_checks())
+    assert rows["store"]["status"] == "fail"
+    assert rows["store"]["fix"]
+    assert rows["packages"]["status"] == "pass"
+
+
+def test_a_home_that_cannot_be_written(quick, home, monkeypatch):
+    home.parent.joinpath("file").write_text("")
+    monkeypatch.setenv("TLP_HOME", str(home.parent / "file" / "home"))
+    get_settings.cache_clear()
+    rows = by_name(doctor.run_checks())
+    assert rows["home"]["status"] == "fail"
+    assert rows["store"]["status"] == "skip"
+
+
+def test_settings_that_are_not_acceptable_fail_their_check_and_what_needs_them(quick, monkeypatch):
+    monkeypatch.setenv("TLP_TUNE_BATCH", "0")
+    get_settings.cache_clear()
+    rows = by_name(doctor.run_checks())
+    assert rows["settings"]["status"] == "fail"
+    assert "TLP_TUNE_BATCH" in rows["settings"]["detail"]
+    assert rows["python"]["status"] == "pass"
+
+
+def test_another_python_and_missing_packages(monkeypatch):
+    monkeypatch.setattr(sys, "version_info", (3, 14, 0))
+    rows = by_name([doctor._row("python", doctor.python_version)])
+    assert rows["python"]["status"] == "fail"
+    monkeypatch.setattr(
+        "importlib.metadata.requires", lambda _name: ["nosuch-package>=1", "numpy<1", "x; extra == 'dev'"]
+    )
+    row = doctor._row("packages", doctor.package_versions)
+    assert row["status"] == "fail"
+    assert "nosuch-package is missing" in row["detail"]
+    assert "numpy" in row["detail"]
+
+
+def test_a_server_that_is_gone_fails(home):
+    import json
+
+    settings = Settings(home=home)
+    open_home(settings)
+    service = {
+        "name": "worker",
+        "url": None,
+        "host": None,
+        "port": None,
+        "pid": 2**22 + 1,
+        "create_time": 1.0,
+        "log": "x.log",
+        "started_at": "2026-01-01T00:00:00+00:00",
+    }
+    (home / "services.json").write_text(json.dumps({"format": 1, "services": [service]}))
+    row = doctor._row("worker", lambda: doctor._worker(settings))
+    assert (row["status"], row["fix"]) == ("fail", "tlp up")
