@@ -6,7 +6,9 @@ import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -67,7 +69,7 @@ def import_ansor(
         store: where to.
         source: a file, a folder (all logs in it, recursively), or an open binary stream; gzip is recognised.
         device: its name.
-        on_progress: called with the number of records read so far, once per batch.
+        on_progress: called with the number of records dealt with so far, once per batch.
         batch_rows: records per transaction.
 
     Raises:
@@ -85,12 +87,14 @@ def import_ansor(
             logs, foreign = iter([(name, _checked(stack.enter_context(open_log(source)), name))]), []
         params = {"language": LANGUAGE, "source": name}
         with open_run(store, RunKind.IMPORT, device=device, params=params) as run:
-            importer = _Importer(store, target, run.run_id, batch_rows, on_progress)
-            for file, reason in foreign:
-                importer.leave_out(file, reason)
-            for file, lines in logs:
-                importer.read(file, lines)
-            importer.flush()
+            with ThreadPoolExecutor(max_workers=1) as writer:
+                importer = _Importer(store, target, run.run_id, batch_rows, writer, on_progress)
+                for file, reason in foreign:
+                    importer.leave_out(file, reason)
+                for file, lines in logs:
+                    importer.read(file, lines)
+                importer.flush()
+                importer.settle()
             report = importer.report()
             run.result = {
                 "read": report.read,
@@ -170,6 +174,7 @@ class _Importer:
         device: Device,
         run_id: str,
         batch_rows: int,
+        writer: ThreadPoolExecutor,
         on_progress: Callable[[int], None] | None,
     ) -> None:
         self._store = store
@@ -179,12 +184,15 @@ class _Importer:
         self._on_progress = on_progress
         self._salt = b"ansor\0" + device.name.encode() + b"\0"
         self._conflicts: dict[str, str | None] = {}  # by target
+        self._workload = lru_cache(maxsize=4096)(make_workload)
         self._sketches: dict[tuple[str, bytes], Sketch] = {}  # by workload key and text
         self._seen_workloads: set[str] = set()  # thousands in the largest public data set
         self._targets: Counter[str] = Counter()
         self._new_workloads: list[Workload] = []
         self._new_sketches: list[Sketch] = []
         self._batch = AnsorBatch()
+        self._writer = writer
+        self._pending: Future[tuple[int, int, int]] | None = None
         self._read = self._stored = self._duplicates = self._failed = self._new = self._more_skipped = 0
         self._skipped: list[SkippedLine] = []
 
@@ -244,7 +252,7 @@ class _Importer:
         expected = slots[-1].stop if slots else 0
         if width != expected:
             raise InvalidInputError(_width_problem(expected, width))
-        workload = make_workload(key)
+        workload = self._workload(key)
         if workload.workload_id not in self._seen_workloads:
             self._seen_workloads.add(workload.workload_id)
             self._new_workloads.append(workload)
@@ -253,21 +261,34 @@ class _Importer:
         return sketch
 
     def flush(self) -> None:
-        """Hand what was collected to the store."""
-        if self._new_workloads:
-            self._new += self._store.add_workloads(self._new_workloads)
-        batch = self._batch
-        if batch.seen:
-            new = self._store.add_measurement_frames(
-                batch.programs(), batch.measurements(self._device.name, self._run_id), sketches=self._new_sketches
-            )
-            self._stored += new
-            self._duplicates += len(batch.seen) - new
+        """Hand what was collected to the store, in the background: meanwhile the next lines are read."""
+        self.settle()
+        self._pending = self._writer.submit(self._write, self._batch, self._new_workloads, self._new_sketches)
         if len(self._sketches) > _MAX_SKETCHES:
             self._sketches.clear()
         self._new_workloads, self._new_sketches, self._batch = [], [], AnsorBatch()
+
+    def settle(self) -> None:
+        """Wait for the batch that is being written. Raises what the store raised."""
+        if self._pending is None:
+            return
+        rows, new, workloads = self._pending.result()
+        self._pending = None
+        self._stored += new
+        self._duplicates += rows - new
+        self._new += workloads
         if self._on_progress is not None:
-            self._on_progress(self._read)
+            self._on_progress(self._stored + self._duplicates + len(self._skipped) + self._more_skipped)
+
+    def _write(self, batch: AnsorBatch, workloads: list[Workload], sketches: list[Sketch]) -> tuple[int, int, int]:
+        """Rows of the batch, of these new, and new workloads."""
+        added = self._store.add_workloads(workloads) if workloads else 0
+        if not batch.seen:
+            return 0, 0, added
+        new = self._store.add_measurement_frames(
+            batch.programs(), batch.measurements(self._device.name, self._run_id), sketches=sketches
+        )
+        return len(batch.seen), new, added
 
     def report(self) -> ImportReport:
         """What was done so far."""
