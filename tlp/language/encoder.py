@@ -25,7 +25,7 @@ template; N programs are filled by numpy indexing, with no Python loop over prog
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -35,7 +35,7 @@ import numpy.typing as npt
 
 from storage import Sketch
 from tlp.errors import InvalidInputError, ModelFormatError
-from tlp.language.rows import Extent, Location, Row, sketch_rows, sketch_words
+from tlp.language.rows import Extent, Location, Row, collapse, sketch_rows, sketch_words
 from tlp.language.sketch import DecisionKind, parse_sketch
 from tlp.language.vocabulary import UNKNOWN, Vocabulary
 
@@ -146,19 +146,8 @@ class _PlanBuilder:
             columns = np.array([self.column(extent) for extent in row.location.nest], dtype=np.int64)
             self.places.append(_Place(base + LOCATION.start, row.location, columns))
         if self.nest:
-            for i, extent in enumerate(collapse(row.nest)):
+            for i, extent in enumerate(collapse(row.nest, NEST.stop - NEST.start)):
                 self.extent_cells.append((base + NEST.start + i, self.column(extent)))
-
-
-def collapse(nest: Sequence[Extent]) -> list[Extent]:
-    """A nest, innermost first, in as many extents as NEST has columns: the outer rest becomes one product."""
-    limit = NEST.stop - NEST.start
-    if len(nest) <= limit:
-        return list(nest)
-    rest = Extent()
-    for extent in nest[limit - 1 :]:
-        rest = rest.times(extent)
-    return [*nest[: limit - 1], rest]
 
 
 class MetaScheduleEncoder:

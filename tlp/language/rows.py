@@ -47,6 +47,16 @@ class Extent:
 ONE = Extent()
 
 
+def collapse(nest: Sequence[Extent], limit: int) -> list[Extent]:
+    """A nest, innermost first, in at most `limit` extents: the outer rest becomes one product."""
+    if len(nest) <= limit:
+        return list(nest)
+    rest = ONE
+    for extent in nest[limit - 1 :]:
+        rest = rest.times(extent)
+    return [*nest[: limit - 1], rest]
+
+
 @dataclass(frozen=True)
 class Location:
     """Where a block goes in a nest.

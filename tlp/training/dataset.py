@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -28,47 +27,11 @@ from tlp.language.encoder import WIDTH, MetaScheduleEncoder, grow_vocabulary
 from tlp.language.sketch import LANGUAGE
 from tlp.language.vocabulary import Vocabulary
 from tlp.settings import Settings
+from tlp.training.holdout import Holdout, bucket, choose_holdout
 
 FEATURE_CACHE_BYTES = 1 << 30
-HASH_HOLDOUT = 10  # one workload in ten, if no network is held out
 VALIDATION = 20  # one training workload in twenty
 _CHUNK = 4096
-
-
-@dataclass(frozen=True)
-class Holdout:
-    """What training must not see.
-
-    Attributes:
-        networks: held-out networks that have measured tasks; empty if workloads were chosen by hash.
-        workload_ids: every workload that occurs in them (or was chosen).
-        weights: network → (workload → weight), what evaluation sums over. By hash: one network `held_out`, weights 1.
-    """
-
-    networks: tuple[str, ...]
-    workload_ids: frozenset[str]
-    weights: Mapping[str, Mapping[str, int]]
-
-
-def _bucket(workload_id: str, buckets: int, salt: str) -> int:
-    return int.from_bytes(sha256(f"{salt}:{workload_id}".encode()).digest()[:8], "big") % buckets
-
-
-def choose_holdout(store: MeasurementStore, networks: Sequence[str] | None = None) -> Holdout:
-    """The held-out part of a store: the networks given, else those marked so, else 10% of the workloads by hash.
-
-    Raises:
-        NotFoundError: a network that the store does not have.
-    """
-    chosen = [store.get_network(n) for n in networks] if networks else [n for n in store.list_networks() if n.holdout]
-    if chosen:
-        weights = {n.name: {task.workload_id: task.weight for task in n.tasks} for n in chosen}
-        return Holdout(tuple(weights), frozenset(w for tasks in weights.values() for w in tasks), weights)
-    workloads = sorted(w.workload_id for w in store.get_workloads())
-    held = [w for w in workloads if _bucket(w, HASH_HOLDOUT, "holdout") == 0]
-    if not held and len(workloads) > 1:
-        held = [min(workloads, key=lambda w: _bucket(w, 1 << 62, "holdout"))]
-    return Holdout((), frozenset(held), {"held_out": dict.fromkeys(held, 1)} if held else {})
 
 
 @dataclass(frozen=True)
@@ -306,4 +269,4 @@ def _choose_validation(workload_ids: Sequence[str]) -> tuple[int, ...]:
     """One workload in twenty by hash; none if there are too few to spare one."""
     if len(workload_ids) < VALIDATION:
         return ()
-    return tuple(i for i, name in enumerate(workload_ids) if _bucket(name, VALIDATION, "validation") == 0)
+    return tuple(i for i, name in enumerate(workload_ids) if bucket(name, VALIDATION, "validation") == 0)

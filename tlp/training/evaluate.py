@@ -21,7 +21,7 @@ import polars as pl
 from storage import Device, MeasurementStore, Sketch
 from tlp.errors import InvalidInputError
 from tlp.language.sketch import LANGUAGE
-from tlp.training.dataset import Holdout, choose_holdout
+from tlp.training.holdout import Holdout, choose_holdout
 
 MAX_K = 10
 RANDOM = "random"

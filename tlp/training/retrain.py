@@ -1,4 +1,4 @@
-"""Whether to retrain, and one whole retraining: data set → train → evaluate → gate → register → promote."""
+"""One whole retraining: data set → train → evaluate → gate → register → promote."""
 
 from __future__ import annotations
 
@@ -12,17 +12,34 @@ from typing import Any, Protocol
 from storage import Device, DeviceState, MeasurementStore
 from tlp.errors import InvalidInputError, ModelFormatError, NotFoundError
 from tlp.model.checkpoint import Checkpoint, Manifest
-from tlp.model.nearest import similarity
 from tlp.report import plots
 from tlp.settings import Settings
 from tlp.training.dataset import Dataset, build_dataset
+from tlp.training.decision import (
+    MAX_AUXILIARIES,
+    NO_NEW_WORK,
+    Decision,
+    choose_devices,
+    decide,
+    new_samples,
+)
 from tlp.training.evaluate import CheckpointScorer, EvaluationReport, evaluate
 from tlp.training.gate import CANDIDATE, CHAMPION, GateVerdict, judge
 from tlp.training.strategy import JointStrategy, Strategy
 from tlp.training.trainer import OnEpoch, TrainOptions
 
-MAX_AUXILIARIES = 3  # the paper: two or three tasks help, a fourth auxiliary costs accuracy
-_NO_NEW_WORK = (DeviceState.RETIRED, DeviceState.QUARANTINED)
+__all__ = [
+    "MAX_AUXILIARIES",
+    "Decision",
+    "ModelRegistry",
+    "Resolved",
+    "RetrainResult",
+    "choose_devices",
+    "decide",
+    "load_champion",
+    "new_samples",
+    "run_retrain",
+]
 
 
 class Resolved(Protocol):
@@ -65,21 +82,6 @@ class ModelRegistry(Protocol):
 
 
 @dataclass(frozen=True)
-class Decision:
-    """Whether a device makes a training due.
-
-    Attributes:
-        train: it does.
-        reason: one sentence with the numbers.
-        numbers: what the sentence was made from.
-    """
-
-    train: bool
-    reason: str
-    numbers: Mapping[str, int]
-
-
-@dataclass(frozen=True)
 class RetrainResult:
     """What one retraining did.
 
@@ -114,63 +116,6 @@ class RetrainResult:
             "samples": dict(self.samples),
             "seconds": self.seconds,
         }
-
-
-def new_samples(store: MeasurementStore, device: str, watermark: int) -> int:
-    """OK samples of a device since a watermark."""
-    return sum(frame.height for frame in store.iter_samples(devices=[device], after=watermark))
-
-
-def decide(
-    store: MeasurementStore, settings: Settings, device: str, champion: Manifest | None, *, force: bool = False
-) -> Decision:
-    """Whether `device` makes a training due.
-
-    A device without a head needs its `min_samples`; one with a head needs `retrain_min_new_samples` (or its
-    `min_samples`, if that is less) since the champion's watermark. `force` needs one sample.
-
-    Raises:
-        NotFoundError: no such device.
-    """
-    row = store.get_device(device)
-    have = store.device_counts()[device].samples_ok
-    numbers = {"samples": have, "min_samples": row.min_samples}
-    if row.state in _NO_NEW_WORK:
-        return Decision(False, f"{device} is {row.state} and gets no new work", numbers)
-    if have == 0:
-        return Decision(False, f"{device} has no samples yet", numbers)
-    if force:
-        return Decision(True, f"asked for, with {have} samples of {device}", numbers)
-    if champion is None or device not in champion.heads:
-        if have >= row.min_samples:
-            return Decision(True, f"{device} is a new task: {have} samples, {row.min_samples} needed", numbers)
-        lacking = row.min_samples - have
-        return Decision(
-            False,
-            f"{device} has {have} of {row.min_samples} samples, {lacking} lacking",
-            numbers | {"lacking": lacking},
-        )
-    needed = min(settings.retrain_min_new_samples, row.min_samples)
-    new = new_samples(store, device, champion.watermark)
-    numbers |= {"new_samples": new, "needed": needed, "watermark": champion.watermark}
-    since = f"{new} new samples of {device} since watermark {champion.watermark}, {needed} needed"
-    return Decision(new >= needed, since, numbers)
-
-
-def choose_devices(store: MeasurementStore, device: Device, champion: Manifest | None) -> list[str]:
-    """Devices to train together: the champion's heads that the store has, the device, and auxiliaries of its family.
-
-    Auxiliaries are the most similar targets with their quota full, at most `MAX_AUXILIARIES`; a champion's heads all
-    stay. Sorted by name.
-    """
-    counts = store.device_counts()
-    family = [d for d in store.list_devices() if d.family == device.family and counts[d.name].samples_ok > 0]
-    names = {d.name for d in family}
-    chosen = {device.name} | (names & set(champion.heads) if champion else set())
-    free = MAX_AUXILIARIES - (len(chosen) - 1)
-    ready = [d for d in family if d.name not in chosen and counts[d.name].samples_ok >= d.min_samples]
-    ready.sort(key=lambda d: (similarity(device.target, d.target), counts[d.name].samples_ok, d.name), reverse=True)
-    return sorted(chosen | {d.name for d in ready[: max(free, 0)]})
 
 
 def load_champion(registry: ModelRegistry, family: str) -> tuple[str, Checkpoint] | None:
@@ -247,7 +192,7 @@ def run_retrain(
     if verdict.passed:
         registry.promote(row.family, version, reason=f"{decision.reason}; passed the gate: {reason}")
         for name in dataset.device_names:
-            if store.get_device(name).state not in _NO_NEW_WORK:
+            if store.get_device(name).state not in NO_NEW_WORK:
                 store.set_device_state(name, DeviceState.SERVING, f"version {version} of {model} was promoted")
     return RetrainResult(
         model, version, verdict.passed, reason, verdict, dataset.samples, time.monotonic() - started, report

@@ -20,7 +20,8 @@ from storage import (
 )
 from tlp.errors import InvalidInputError, NotFoundError
 from tlp.settings import Settings
-from tlp.training.dataset import Dataset, build_dataset, choose_holdout
+from tlp.training.dataset import Dataset, build_dataset
+from tlp.training.holdout import choose_holdout
 from tlp.training.synthetic import fill_store, matmul_sketch
 
 DEVICES = ("x86-64-v2", "x86-64-v3")

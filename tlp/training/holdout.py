@@ -1,0 +1,48 @@
+"""What training must not see: whole networks, or a tenth of the workloads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+from storage import MeasurementStore
+
+HASH_HOLDOUT = 10  # one workload in ten, if no network is held out
+
+
+@dataclass(frozen=True)
+class Holdout:
+    """What training must not see.
+
+    Attributes:
+        networks: held-out networks that have measured tasks; empty if workloads were chosen by hash.
+        workload_ids: every workload that occurs in them (or was chosen).
+        weights: network → (workload → weight), what evaluation sums over. By hash: one network `held_out`, weights 1.
+    """
+
+    networks: tuple[str, ...]
+    workload_ids: frozenset[str]
+    weights: Mapping[str, Mapping[str, int]]
+
+
+def bucket(workload_id: str, buckets: int, salt: str) -> int:
+    """A bucket below `buckets` that depends on the workload only; `salt` makes another division."""
+    return int.from_bytes(sha256(f"{salt}:{workload_id}".encode()).digest()[:8], "big") % buckets
+
+
+def choose_holdout(store: MeasurementStore, networks: Sequence[str] | None = None) -> Holdout:
+    """The held-out part of a store: the networks given, else those marked so, else 10% of the workloads by hash.
+
+    Raises:
+        NotFoundError: a network that the store does not have.
+    """
+    chosen = [store.get_network(n) for n in networks] if networks else [n for n in store.list_networks() if n.holdout]
+    if chosen:
+        weights = {n.name: {task.workload_id: task.weight for task in n.tasks} for n in chosen}
+        return Holdout(tuple(weights), frozenset(w for tasks in weights.values() for w in tasks), weights)
+    workloads = sorted(w.workload_id for w in store.get_workloads())
+    held = [w for w in workloads if bucket(w, HASH_HOLDOUT, "holdout") == 0]
+    if not held and len(workloads) > 1:
+        held = [min(workloads, key=lambda w: bucket(w, 1 << 62, "holdout"))]
+    return Holdout((), frozenset(held), {"held_out": dict.fromkeys(held, 1)} if held else {})
