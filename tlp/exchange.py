@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -65,10 +66,17 @@ def import_metaschedule(
 def import_ansor(
     store: MeasurementStore, settings: Settings, path: Path, *, device: str, target: str | None
 ) -> dict[str, Any]:
-    """Import auto_scheduler logs; see `tlp.programs.ansor_import.import_ansor` for what it raises."""
-    from tlp.programs import ansor_import
+    """Import auto_scheduler logs, `-` for standard input.
 
+    See `tlp.programs.ansor_import.import_ansor` for what it raises.
+    """
+    from tlp.programs import ansor_files, ansor_import
+
+    if str(path) == "-":
+        ensure_device(store, settings, device, target)
+        return to_json(ansor_import.import_ansor(store, sys.stdin.buffer, device=device))
     require_there(path)
+    ansor_files.require_log(path)  # before a device is enrolled for it
     ensure_device(store, settings, device, target)
     return to_json(ansor_import.import_ansor(store, path, device=device))
 

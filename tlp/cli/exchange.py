@@ -49,7 +49,9 @@ def import_metaschedule(
 
 
 def import_ansor(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A log of auto_scheduler, or a folder of them.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="A log of auto_scheduler, a folder of them, or - for standard input.")
+    ],
     device: DeviceOption,
     target: Annotated[
         str | None, typer.Option(help="Enroll the device as a data-set platform with this target, if it is new.")

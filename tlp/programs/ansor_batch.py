@@ -14,7 +14,7 @@ from tlp.programs.ansor_log import Record
 
 
 class AnsorBatch:
-    """Measurements of one batch with their programs, column by column: rows as objects cost twice the time."""
+    """Measurements of one batch with their programs, column by column, so that no row is converted by itself."""
 
     def __init__(self) -> None:
         self.seen: dict[str, None] = {}  # measurement ids in order

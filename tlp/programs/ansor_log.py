@@ -16,15 +16,10 @@ Source: `tvm/src/auto_scheduler/measure_record.cc`, `include/tvm/auto_scheduler/
 
 from __future__ import annotations
 
-import gzip
-import io
 import re
-import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import lru_cache
-from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -52,10 +47,8 @@ ERRORS: dict[int, tuple[MeasurementState, str]] = {
 
 _YEAR_10000_S = 253_402_300_800  # unix times beyond are no dates
 
-MAX_LINE_BYTES = 4 << 20  # the longest public record has 30 KB
 _MD5 = re.compile(r"[0-9a-f]{32}")
 _BEGINS_LIKE_A_RECORD = re.compile(rb'\{\s*"i"\s*:\s*\[\s*\[')
-LOG_SUFFIXES = frozenset({".json", ".jsonl", ".log", ".txt"})
 
 
 class Record(NamedTuple):
@@ -216,67 +209,3 @@ def target_conflict(text: str, device_target: Mapping[str, Any], family: str) ->
     if architecture in ("x86_64", "aarch64") and family in ("x86_64", "aarch64") and architecture != family:
         return f"target triple {facts['mtriple']!r} is not of the device's family {family!r}"
     return None
-
-
-# -- files ----------------------------------------------------------------------------------------------------
-def log_files(folder: Path) -> list[Path]:
-    """Files of a folder, recursively, that may be logs, by name; hidden ones are left out."""
-    return sorted(
-        path
-        for path in folder.rglob("*")
-        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
-        and path.with_suffix("" if path.suffix == ".gz" else path.suffix).suffix in LOG_SUFFIXES
-        and path.is_file()
-    )
-
-
-@contextmanager
-def open_log(source: Path | BinaryIO) -> Iterator[BinaryIO]:
-    """A log opened for reading, decompressed if its first bytes say gzip. A stream given is not closed.
-
-    Raises:
-        InvalidInputError: the file cannot be opened.
-    """
-    if isinstance(source, Path):
-        try:
-            file = source.open("rb")
-        except OSError as exc:
-            raise InvalidInputError(f"{source} cannot be read: {exc.strerror or exc}") from exc
-        with file:
-            yield _decompressed(file)
-        return
-    buffered = io.BufferedReader(cast(io.RawIOBase, source))
-    try:
-        yield _decompressed(buffered)
-    finally:
-        buffered.detach()  # or its end would close the caller's stream
-
-
-def _decompressed(file: io.BufferedReader[Any]) -> BinaryIO:
-    if file.peek(2)[:2] == b"\x1f\x8b":
-        return cast(BinaryIO, gzip.open(file))
-    return file
-
-
-def numbered_lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Lines that are no comments and not blank, with their numbers from 1, blanks at their ends off.
-
-    A line longer than `MAX_LINE_BYTES` is cut there (and will not parse).
-
-    Raises:
-        InvalidInputError: reading failed, e.g. compressed data is damaged; what stood before was yielded.
-    """
-    number = 0
-    try:
-        while line := stream.readline(MAX_LINE_BYTES):
-            number += 1
-            rest = line
-            line = line.strip()
-            if number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")
-            if line and not line.startswith(b"#"):
-                yield number, line
-            while len(rest) == MAX_LINE_BYTES and not rest.endswith(b"\n"):
-                rest = stream.readline(MAX_LINE_BYTES)
-    except (OSError, EOFError, zlib.error) as exc:
-        raise InvalidInputError(f"reading stopped after line {number}: {exc}") from exc

@@ -25,11 +25,13 @@ from storage import (
     RunKind,
     RunState,
 )
+from tlp import exchange
 from tlp.errors import InvalidInputError, NotFoundError
 from tlp.language.ansor import from_steps, to_steps
 from tlp.programs import ansor_import
 from tlp.programs.ansor_import import import_ansor
 from tlp.programs.ansor_log import make_workload
+from tlp.settings import Settings
 
 DATA = Path(__file__).parents[2] / "data" / "ansor"
 STEPS: list[Any] = [["SP", 2, 0, 128, [4, 2, 4], 1], ["AN", 2, 9, 2], ["PR", 2, 0, "auto_unroll_max_step$16"]]
@@ -329,3 +331,15 @@ def test_the_workload_of_a_record(store: MeasurementStore, write: Callable[..., 
 def test_importing_needs_neither_tvm_nor_torch() -> None:
     code = "import sys, tlp.programs.ansor_import; sys.exit(bool({'tvm', 'torch', 'mlflow'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_command_reads_standard_input_and_enrolls_nothing_for_a_file_that_is_no_log(
+    store: MeasurementStore, write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings = Settings(home=tmp_path)
+    with pytest.raises(InvalidInputError, match="AutoTVM"):
+        exchange.import_ansor(store, settings, write(AUTOTVM), device="new", target="x86-64-v3")
+    assert [device.name for device in store.list_devices()] == ["cpu", "gpu"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(record(1))))
+    printed = exchange.import_ansor(store, settings, Path("-"), device="cpu", target=None)
+    assert (printed["read"], printed["stored"], printed["skipped"]) == (1, 1, [])

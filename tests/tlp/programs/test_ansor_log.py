@@ -13,14 +13,12 @@ import pytest
 from storage import MeasurementState, Sketch
 from tlp.errors import InvalidInputError
 from tlp.language.ansor import LANGUAGE, parse_sketch_text, to_steps
-from tlp.programs import ansor_log
+from tlp.programs import ansor_files
+from tlp.programs.ansor_files import log_files, numbered_lines, open_log
 from tlp.programs.ansor_log import (
     foreign_format,
-    log_files,
     looks_like_a_record,
     make_workload,
-    numbered_lines,
-    open_log,
     parse_record,
     parse_target,
     target_conflict,
@@ -283,7 +281,7 @@ def test_lines_are_numbered_without_comments_and_blanks() -> None:
 
 
 def test_an_endless_line_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ansor_log, "MAX_LINE_BYTES", 8)
+    monkeypatch.setattr(ansor_files, "MAX_LINE_BYTES", 8)
     text = b"a" * 8 + b"\n" + b"b" * 30 + b"\nshort\n" + b"c" * 20
     assert list(numbered_lines(io.BytesIO(text))) == [
         (1, b"aaaaaaaa"),
