@@ -114,8 +114,15 @@ def map_duckdb_errors(path: Path) -> Iterator[None]:
     """Translate DuckDB's exceptions into the store's: the one place where that is done."""
     try:
         yield
+    except duckdb.InterruptException as exc:
+        raise KeyboardInterrupt("a query was interrupted") from exc
     except duckdb.Error as exc:
         raise _translate(exc, path) from exc
+    except RuntimeError as exc:
+        # A signal handler raised while a query ran (Ctrl-C, SIGTERM): DuckDB raises this in place of its exception.
+        if str(exc) != "Query interrupted":
+            raise
+        raise KeyboardInterrupt("a query was interrupted") from exc
 
 
 class Connector:

@@ -87,20 +87,34 @@ def trials(store: MeasurementStore, plan: DemoPlan) -> int:
 
 
 def tuning_curve(store: MeasurementStore, network: str, device: str, run_id: str) -> tuple[list[int], list[float]]:
-    """Programs measured and estimated latency (seconds) after every round of a run, once all tasks have a latency."""
+    """Estimated latency of the network (seconds) against the programs a run measured, 0 programs first.
+
+    What was known before the run counts from the start; the curve begins where every task has a latency.
+    """
     weights = {task.workload_id: task.weight for task in store.get_network(network).tasks}
     best: dict[str, float] = {}
-    spent: dict[str, int] = {}
     xs: list[int] = []
     ys: list[float] = []
-    for row in store.tuning_results(run_id=run_id):
-        spent[row.workload_id] = row.trials
-        if row.best_latency_s is not None:
-            best[row.workload_id] = row.best_latency_s
-        if best.keys() == weights.keys():
-            xs.append(sum(spent.values()))
-            ys.append(sum(weights[key] * latency for key, latency in best.items()))
+    measured = 0
+    for row in store.measurements(device=device).iter_rows(named=True):  # in the order of measuring
+        workload, latency = row["workload_id"], row["latency_s"]
+        if workload not in weights:
+            continue
+        mine = row["run_id"] == run_id
+        if mine and not measured:
+            _append(xs, ys, 0, best, weights)
+        measured += mine
+        if latency is not None:
+            best[workload] = min(latency, best.get(workload, latency))
+        if mine:
+            _append(xs, ys, measured, best, weights)
     return xs, ys
+
+
+def _append(xs: list[int], ys: list[float], x: int, best: Mapping[str, float], weights: Mapping[str, int]) -> None:
+    if best.keys() == weights.keys():
+        xs.append(x)
+        ys.append(sum(weights[key] * latency for key, latency in best.items()))
 
 
 def summary(

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import uuid
 from datetime import UTC, datetime
 
 import pytest
 
-from storage import MemoryStore, Network, NetworkTask, RunKind, TuningResult, Workload
+from storage import (
+    Device,
+    DeviceState,
+    Measurement,
+    MeasurementBatch,
+    MeasurementState,
+    MemoryStore,
+    Network,
+    NetworkTask,
+    Program,
+    RunKind,
+    Sketch,
+    Workload,
+)
 from tlp import _process, demo
 from tlp.report import summary_plot
 from tlp.settings import get_settings
@@ -46,16 +61,31 @@ def test_the_tuning_curve_starts_when_every_task_has_a_latency():
     workloads = [Workload.make(name, f"{{{name}}}", "1", {}) for name in "ab"]
     tasks = tuple(NetworkTask(w.workload_id, w.name, weight) for w, weight in zip(workloads, (2, 1), strict=True))
     store.add_network(Network("net", False, "test", datetime.now(UTC), tasks), workloads)
-    run_id = store.start_run(RunKind.TUNE, device=None, params={}, owner=_process.identity())
-    first, second = (w.workload_id for w in workloads)
+    target = {"kind": "llvm", "mcpu": "x86-64-v2", "num-cores": 1}
+    kind = {"kind": "fake"}
+    store.add_device(Device("cpu", target, "x86_64", 1, {}, kind, DeviceState.ENROLLED, datetime.now(UTC)), "test")
+    sketches = [Sketch.make(w.workload_id, "metaschedule", "[]", 1) for w in workloads]
 
-    def result(workload: str, trials: int, latency: float | None) -> TuningResult:
-        program = None if latency is None else "p"
-        return TuningResult(run_id, "net", "cpu", workload, datetime.now(UTC), trials, 0, program, latency, "1")
+    def measure(run_id: str, task: int, latencies: list[float | None]) -> None:
+        for latency in latencies:
+            program = Program.make(sketches[task], [next(numbers)])
+            state = MeasurementState.RUN_ERROR if latency is None else MeasurementState.OK
+            seconds = () if latency is None else (latency,)
+            error = "no" if latency is None else None
+            row = Measurement(
+                uuid.uuid4().hex, program.program_id, "cpu", run_id, datetime.now(UTC), state, seconds, latency, error
+            )
+            store.add_measurements(MeasurementBatch(sketches, [program], [row]))
 
-    rows = [result(first, 10, 3.0), result(second, 10, None), result(second, 20, 5.0), result(first, 20, 1.0)]
-    store.add_tuning_results(rows)
-    assert demo.tuning_curve(store, "net", "cpu", run_id) == ([30, 40], [11.0, 7.0])
+    numbers = itertools.count()
+    before, run_id = (store.start_run(RunKind.TUNE, device="cpu", params={}, owner=_process.identity()) for _ in "ab")
+    measure(before, 0, [3.0])
+    measure(run_id, 1, [None, 5.0])
+    measure(run_id, 0, [4.0, 1.0])
+    assert demo.tuning_curve(store, "net", "cpu", run_id) == ([2, 3, 4], [11.0, 11.0, 7.0])
+    measure(before, 1, [2.0])  # somebody else's, after the run
+    assert demo.tuning_curve(store, "net", "cpu", run_id)[1][-1] == 7.0
+    assert demo.tuning_curve(store, "net", "cpu", "nosuch") == ([], [])
 
 
 def test_the_plot_is_a_png(tmp_path):

@@ -10,6 +10,7 @@ import typer
 
 from tlp import __version__
 from tlp.cli import (
+    bootstrap,
     demo,
     device,
     doctor,
@@ -37,7 +38,7 @@ def build() -> typer.Typer:
         rich_markup_mode="rich",
     )
     app.callback()(_root)
-    for module in (doctor, demo, services, status, measure, train, evaluate, tune):
+    for module in (doctor, demo, services, status, bootstrap, measure, train, evaluate, tune):
         module.register(app)
     for sub in (device.app(), network.app(), model.app(), exchange.import_app(), exchange.export_app()):
         app.add_typer(sub)

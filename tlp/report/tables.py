@@ -155,6 +155,16 @@ def measure_report(report: Row) -> RenderableType:
     )
 
 
+def bootstrap_report(report: Row) -> list[RenderableType]:
+    """The answer of `tlp bootstrap`."""
+    measured = report["measured"]
+    pairs = [
+        ("device", f"{measured['device']} {report['enrolled']['target']}"),
+        ("samples", f"{measured['samples_ok']} of {measured['min_samples']}, {measured['ok']} of them now"),
+    ]
+    return [facts("", pairs), *train_report(report["trained"])]
+
+
 def gate(report: Row) -> list[RenderableType]:
     """The verdict of the promotion gate."""
     verdict = "passed" if report.get("passed") else "not passed"
@@ -301,6 +311,7 @@ def demo_report(report: Row) -> list[RenderableType]:
             "model",
             f"{report['model']} version {report['model_version']}" + (" (champion)" if report["promoted"] else ""),
         ),
+        ("gate", report["gate"]),
         ("top-1 / top-5, held-out networks", f"{score(top['top1'])} / {score(top['top5'])}"),
         ("random choice", f"{score(top['random_top1'])} / {score(top['random_top5'])}"),
         (f"{report['network']} untuned", latency(report["untuned_latency_s"])),

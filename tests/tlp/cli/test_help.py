@@ -20,6 +20,7 @@ COMMANDS = (
     "down",
     "deploy",
     "status",
+    "bootstrap",
     "measure",
     "train",
     "evaluate",
