@@ -19,8 +19,9 @@ import psutil
 from packaging.requirements import Requirement
 
 from storage import MeasurementStore, RunState
-from tlp import _process, home, registry_view, services
+from tlp import _process, home, services
 from tlp.errors import InvalidInputError, ServiceError, TlpError, UserError
+from tlp.registry import view as registry_view
 from tlp.settings import Settings, get_settings
 
 _DISTRIBUTION = "tlp-fleet"

@@ -13,7 +13,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from storage import Device, DeviceCounts, DeviceState, MeasurementStore, Run, RunKind, RunState
-from tlp import _process, registry_view
+from tlp import _process
+from tlp.registry import view as registry_view
 from tlp.services import ServicesView, look
 from tlp.settings import Settings
 
