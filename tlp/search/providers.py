@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from storage import Device
+import numpy as np
+from numpy.typing import NDArray
+
+from storage import Device, Sketch
 from tlp.search.cost_model import Degraded, Scorer, TLPCostModel
 
 if TYPE_CHECKING:
@@ -177,11 +180,26 @@ def open_provider(ref: str, device: Device, settings: Settings, registry: Regist
                 device.name,
                 target=device.target,
                 family=device.family,
-                threads=settings.torch_threads,
                 torch_device=settings.torch_device,
             )
-            return predictor.score_many
+            # Batches of a search take 0.1 s on one thread; more threads wait for each other beside TVM's own.
+            return _on_threads(settings.torch_threads or 1, predictor.score_many)
 
         return str(found.version), load
 
     return RegistryProvider(ref, resolve, seed=settings.seed)
+
+
+def _on_threads(count: int, score: Scorer) -> Scorer:
+    """`score` with `count` torch threads; the process keeps its own number for everything else."""
+    import torch
+
+    def scored(items: Sequence[tuple[Sketch, tuple[int, ...]]]) -> NDArray[np.floating[Any]]:
+        before = torch.get_num_threads()
+        torch.set_num_threads(count)
+        try:
+            return score(items)
+        finally:
+            torch.set_num_threads(before)
+
+    return scored

@@ -4,6 +4,8 @@ import logging
 import os
 import signal
 from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,13 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage import Sketch, Workload
+from storage import Device, DeviceState, Sketch, Workload
 from tlp.errors import RegistryUnavailableError
+from tlp.language.vocabulary import Vocabulary
+from tlp.model.checkpoint import Checkpoint, Manifest
+from tlp.model.config import TLPConfig
+from tlp.model.network import MTLTLP
 from tlp.programs.space import DesignSpace
+from tlp.registry import ResolvedModel
 from tlp.search._signals import held_signals
 from tlp.search.cost_model import Degraded, Scorer, ScoreScale, TLPCostModel
-from tlp.search.providers import FixedScorerProvider, RegistryProvider
+from tlp.search.providers import FixedScorerProvider, RegistryProvider, open_provider
 from tlp.search.trace_reader import TraceReader
+from tlp.settings import Settings
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 Items = Sequence[tuple[Sketch, tuple[int, ...]]]
@@ -141,3 +149,42 @@ def test_fixed_provider_hands_out_tvm_cost_models(space: DesignSpace) -> None:
     from tvm.s_tir.meta_schedule.cost_model import CostModel
 
     assert isinstance(FixedScorerProvider(by_sum, "7").cost_model(space), CostModel)
+
+
+def test_scoring_uses_its_own_number_of_torch_threads() -> None:
+    import torch
+
+    from tlp.search.providers import _on_threads
+
+    before = torch.get_num_threads()
+    seen = []
+
+    def score(items: Items) -> np.ndarray:
+        seen.append(torch.get_num_threads())
+        return by_sum(items)
+
+    assert list(_on_threads(before + 1, score)([])) == []
+    assert seen == [before + 1] and torch.get_num_threads() == before
+
+
+def test_open_provider_scores_with_the_registered_checkpoint(
+    space: DesignSpace, schedules: list[Any], settings: Settings, tmp_path: Path
+) -> None:
+    config = TLPConfig(("a",))
+    manifest = Manifest("x86_64", config.encoder_version, ("a",), {}, {"a": 1}, 1, (), "joint", None, (0,))
+    Checkpoint(config, Vocabulary(), manifest, MTLTLP(config).state_dict()).save(tmp_path / "version")
+
+    class OneVersion:
+        def resolve(self, family: str, device: str, ref: str) -> ResolvedModel:
+            assert (family, device, ref) == ("x86_64", "a", "champion")
+            return ResolvedModel("mtl-tlp-x86_64", 3, "champion", tmp_path / "version")
+
+    device = Device("a", space.target, "x86_64", 1, {}, {}, DeviceState.SERVING, datetime.now(UTC))
+    provider = open_provider("champion", device, settings, OneVersion())  # type: ignore[arg-type]
+    assert provider.refresh() == "3"
+    scorer = provider.scorer()
+    assert scorer is not None
+    reader = TraceReader(space)
+    scores = scorer([reader.read(schedule) for schedule in schedules])
+    assert scores.shape == (24,) and np.isfinite(scores).all() and len(set(scores.tolist())) > 12
+    assert [open_provider(ref, device, settings, OneVersion()).ref for ref in ("xgb", "random")] == ["xgb", "random"]  # type: ignore[arg-type]
