@@ -13,6 +13,7 @@ from prefect import Flow, Task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
+from prefect.logging.handlers import APILogWorker
 from prefect.settings import (
     PREFECT_API_URL,
     PREFECT_HOME,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from storage import MeasurementStore
 
 _PROBE_TIMEOUT_S = 2.0
+_DRAIN_TIMEOUT_S = 5
 
 
 def api_url(settings: Settings) -> str | None:
@@ -98,6 +100,7 @@ def server(settings: Settings, say: Callable[[str], None]) -> Iterator[str | Non
             return
         os.environ["PREFECT_API_URL"] = str(view.prefect_api_url)
         stack.callback(os.environ.pop, "PREFECT_API_URL", None)
+        stack.callback(APILogWorker.drain_all, timeout=_DRAIN_TIMEOUT_S)  # logs go out in the background: not too late
         yield view.prefect_api_url
 
 
