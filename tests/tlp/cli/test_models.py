@@ -29,7 +29,10 @@ def registry(home: Path, mlflow_template: Path, tmp_path: Path) -> Registry:
 
 def test_a_life_of_a_model(tlp, device, registry):
     listed = tlp("model", "list", "--json").data
-    assert [(row["version"], row["aliases"], row["top1"]) for row in listed] == [("2", [], 0.6), ("1", ["champion"], 0.5)]
+    assert [(row["version"], row["aliases"], row["top1"]) for row in listed] == [
+        ("2", [], 0.6),
+        ("1", ["champion"], 0.5),
+    ]
     assert tlp("status", "--json").data["devices"][0]["champion_version"] == "1"
     assert tlp("status", "--json").data["models"][0] == {
         "name": MODEL,
