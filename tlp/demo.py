@@ -35,7 +35,7 @@ class DemoPlan:
     trials_per_task: int = 8
     settings: Mapping[str, Any] = field(
         default_factory=lambda: {
-            "train_epochs": 6,
+            "train_epochs": 12,
             "tune_population": 64,
             "tune_generations": 2,
             "run_timeout_s": 5.0,
