@@ -30,7 +30,7 @@ class DemoPlan:
 
     device: str = "this-cpu"
     networks: tuple[str, ...] = ("resnet_18", "mobilenet_v2", "bert_tiny")
-    min_samples: int = 500
+    min_samples: int = 900
     tuned_network: str = "bert_tiny"
     trials_per_task: int = 8
     settings: Mapping[str, Any] = field(
