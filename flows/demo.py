@@ -75,7 +75,13 @@ def demo() -> dict[str, Any]:
     _say(f"2/6 networks: {', '.join(plan.networks)}")
     _run.step(add_networks, list(plan.networks))
     _say("3/6 enroll this machine, measure programs, train MTL-TLP, evaluate, register, promote")
-    booted = _run.call(bootstrap, device=plan.device, min_samples=plan.min_samples, networks=list(plan.networks))
+    booted = _run.call(
+        bootstrap,
+        device=plan.device,
+        target=plans.target(plan),
+        min_samples=plan.min_samples,
+        networks=list(plan.networks),
+    )
     how = _run.step(choose_tuning, booted["trained"])
     _say(f"4/6 tune {plan.tuned_network} with {how['model']}")
     tuned = _run.call(tune, network=plan.tuned_network, device=plan.device, **how)

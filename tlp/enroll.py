@@ -52,7 +52,7 @@ def local_device(
     Raises:
         InvalidInputError: the name does not fit, LLVM does not know the target, `min_samples` < 1.
     """
-    from tlp.programs import targets
+    import tlp.programs.targets as targets
 
     validate_name("device", name)
     wanted = settings.min_samples if min_samples is None else min_samples

@@ -304,7 +304,7 @@ def demo_report(report: Row) -> list[RenderableType]:
     """The end of `tlp demo`."""
     top = report["evaluation"]
     cells = [
-        ("device", f"{report['device']} ({report['target'].get('mcpu', '?')})"),
+        ("device", f"{report['device']} ({report['target'].get('mcpu')}, {report['target'].get('num-cores')} core(s))"),
         ("samples measured here", report["samples_ok"]),
         ("samples of auxiliary platforms", report["auxiliary_samples"]),
         (
