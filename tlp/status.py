@@ -169,8 +169,11 @@ def _schedules_without_server(settings: Settings, services: ServicesView) -> lis
 
 
 def _again(run: Run) -> str:
-    if run.kind in _MEASURING:
-        return f"measure {run.device}"
+    """The command that goes on with a run; whatever it is, its start closes the row of the dead one."""
+    if run.kind is RunKind.BOOTSTRAP:
+        return f"bootstrap {run.device}"
+    if run.kind is RunKind.MEASURE:
+        return f"measure {run.device} --samples {run.params.get('samples', 100)}"
     if run.kind is RunKind.TUNE:
         return f"tune {run.params.get('network', 'NETWORK')} --device {run.device} --resume"
-    return "train" if run.kind is RunKind.TRAIN else "status"
+    return "train --dry-run"

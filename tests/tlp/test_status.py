@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+import typer
 
 from storage import DeviceCounts, Run, RunKind, RunState
 from tlp import _process, status
 from tlp.services import ServicesView
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
+UP = ServicesView(())
 
 
 def run(state: RunState, *, params=None, result=None, owner=None) -> Run:
@@ -46,5 +49,26 @@ def test_a_run_whose_process_is_gone_is_a_warning():
     dead = run(RunState.RUNNING, owner={**_process.identity(), "pid": 2**22 + 1})
     (text,) = status.warnings([], [dead], [], ServicesView(()))
     assert "ffffffff" in text
-    assert "tlp measure cpu" in text
+    assert "tlp measure cpu --samples 100" in text
     assert status.warnings([], [run(RunState.RUNNING)], [], ServicesView(())) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "params", "command"),
+    [
+        (RunKind.MEASURE, {"samples": 7}, "tlp measure cpu --samples 7"),
+        (RunKind.BOOTSTRAP, {"samples": 7}, "tlp bootstrap cpu"),
+        (RunKind.TUNE, {"network": "net"}, "tlp tune net --device cpu --resume"),
+        (RunKind.TRAIN, {}, "tlp train --dry-run"),
+        (RunKind.IMPORT, {}, "tlp train --dry-run"),
+    ],
+)
+def test_the_command_of_a_dead_run_can_be_typed_as_it_stands(kind, params, command):
+    from tlp.cli._app import build
+
+    owner = {**_process.identity(), "pid": 2**22 + 1}
+    (text,) = status.warnings([], [replace(run(RunState.RUNNING, params=params, owner=owner), kind=kind)], [], UP)
+    assert text.endswith(command)
+    name, *arguments = command.split()[1:]
+    parsed = typer.main.get_command(build()).commands[name].make_context(name, arguments)  # raises on a usage error
+    assert parsed.params

@@ -104,7 +104,9 @@ def tune(
     found, machine = store.get_network(network), store.get_device(device)
     require_measurable(machine)
     if trials is not None and trials < 1:
-        raise InvalidInputError(f"{trials} trials cannot be measured", next_command=f"tlp tune {network} --trials 64")
+        raise InvalidInputError(
+            f"{trials} trials cannot be measured", next_command=f"tlp tune {network} --device {device} --trials 64"
+        )
     if search not in SEARCHES:
         raise InvalidInputError(
             f"search {search!r} is not known, there is {', '.join(SEARCHES)}",

@@ -218,7 +218,9 @@ def _train(
         length=start.config.length if start else None,
     )
     if all(device.name != d.name for d in dataset.devices):
-        raise InvalidInputError(f"{device.name} has no samples to train on", next_command=f"tlp measure {device.name}")
+        raise InvalidInputError(
+            f"{device.name} has no samples to train on", next_command=f"tlp measure {device.name} --samples 500"
+        )
     checkpoint = strategy.train(
         dataset,
         TrainOptions.from_settings(settings),

@@ -136,6 +136,8 @@ def test_commands_in_the_readme_exist():
     if not readme.exists():
         pytest.skip("no README.md yet")
     known = set(COMMANDS)
-    for line in re.findall(r"^\$?\s*tlp ([a-z].*)$", readme.read_text(), flags=re.MULTILINE):
+    lines = re.findall(r"^\$?\s*(?:\S*/)?tlp ([a-z].*)$", readme.read_text(), flags=re.MULTILINE)
+    assert lines
+    for line in lines:
         words = line.split()
         assert words[0] in known or " ".join(words[:2]) in known, f"tlp {line}"
