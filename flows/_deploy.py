@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import yaml
@@ -20,9 +20,6 @@ from flows import _run
 from tlp import services
 from tlp.errors import InvalidInputError, NotFoundError, ServiceError, UserError
 from tlp.settings import Settings
-
-if TYPE_CHECKING:
-    from storage import MeasurementStore
 
 WORK_POOL = services.POOL
 PROJECT_DIR = Path(__file__).resolve().parent.parent
@@ -58,7 +55,7 @@ def wanted(path: Path) -> dict[str, set[str]]:
     return slugs
 
 
-def deploy(settings: Settings, store: MeasurementStore) -> dict[str, Any]:
+def deploy(settings: Settings) -> dict[str, Any]:
     """Create or update everything in prefect.yaml; delete schedules that are no longer in it.
 
     Returns:
@@ -77,8 +74,6 @@ def deploy(settings: Settings, store: MeasurementStore) -> dict[str, Any]:
             _ensure_pool(client)
             _prefect_deploy(settings, url, path)
             deleted = _drop_old_schedules(client, slugs)
-            for device in store.list_devices():
-                client.upsert_global_concurrency_limit_by_name(_run.slot_name(device.name), 1)
     except (PrefectException, httpx.HTTPError) as exc:
         raise ServiceError(f"Prefect at {url} refused: {type(exc).__name__} {exc}", next_command="tlp doctor") from exc
     scheduled = sorted(name for name, found in slugs.items() if found)

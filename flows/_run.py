@@ -146,11 +146,6 @@ def markdown(key: str, text: str, description: str) -> None:
         create_markdown_artifact(text, key=_key(key), description=description)
 
 
-def slot_name(device: str) -> str:
-    """The concurrency limit that shows in Prefect who works on a device."""
-    return f"device-{device}"
-
-
 def _key(text: str) -> str:
     """Prefect takes a-z, 0-9 and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

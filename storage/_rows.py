@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,21 +11,9 @@ from typing import Any, TypeVar
 
 from storage._types import Device, ModelEvent, Network, RunState, Sketch, TuningResult, Workload, canonical_json
 from storage.errors import InvalidInputError, NotFoundError
+from storage.names import validate_name
 
 _Row = TypeVar("_Row")
-
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
-
-
-def check_name(what: str, name: str) -> None:
-    """Raise InvalidInputError, with a suggestion, for a name that would not do as alias, key and file name."""
-    if _NAME.fullmatch(name):
-        return
-    suggestion = re.sub(r"[^a-z0-9_-]+", "-", name.lower()).strip("-_")[:40].rstrip("-_") or f"my-{what}"
-    raise InvalidInputError(
-        f"{name!r} is not a {what} name (a-z, 0-9, - and _, at most 40, the first a letter or digit); "
-        f"try {suggestion!r}"
-    )
 
 
 def not_found(what: str, name: str, existing: Iterable[str], next_command: str | None = None) -> NotFoundError:
@@ -71,7 +58,7 @@ def now_utc() -> datetime:
 
 def checked_device(device: Device) -> Device:
     """The device as any store returns it: JSON values copied, time in UTC. Raises InvalidInputError."""
-    check_name("device", device.name)
+    validate_name("device", device.name)
     if device.min_samples < 1:
         raise InvalidInputError(f"device {device.name} has min_samples {device.min_samples}; at least 1")
     if not device.family:
@@ -87,7 +74,7 @@ def checked_device(device: Device) -> Device:
 
 def checked_network(network: Network) -> Network:
     """The network as any store returns it. Raises InvalidInputError: name, weights, a workload twice."""
-    check_name("network", network.name)
+    validate_name("network", network.name)
     if not network.tasks:
         raise InvalidInputError(f"network {network.name} has no tasks")
     seen: set[str] = set()

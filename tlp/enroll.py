@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from storage import Device, DeviceState, MeasurementState, MeasurementStore
+from storage.names import validate_name
 from tlp.errors import AlreadyExistsError, InvalidInputError, NotFoundError
 from tlp.measure import MeasureInput, MeasureOutcome, Runner
-from tlp.names import validate_name
 from tlp.settings import Settings
 
 _PROBE_SIZE = 64

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from storage import Device, DeviceState, ImportReport, MeasurementStore
+from storage.names import validate_name
 from tlp.errors import NotFoundError
-from tlp.names import validate_name
 from tlp.settings import Settings
 
 

@@ -106,7 +106,7 @@ class Settings(BaseSettings):
 
     @property
     def locks_dir(self) -> Path:
-        """flock files: device-NAME.lock, train-FAMILY.lock, registry-init.lock."""
+        """flock files: device-NAME, train-FAMILY, registry-FAMILY, registry-init, services (`.lock` each)."""
         return self.home / "locks"
 
     @property
@@ -121,7 +121,7 @@ class Settings(BaseSettings):
 
     @property
     def cache_dir(self) -> Path:
-        """Encoded features; can be deleted at any time."""
+        """Model versions fetched from a server; can be deleted at any time."""
         return self.home / "cache"
 
     @property

@@ -14,6 +14,7 @@ from typing import Any
 
 from storage import Device, DeviceCounts, DeviceState, MeasurementStore, Run, RunKind, RunState
 from tlp import _process
+from tlp.registry import model_name
 from tlp.registry import view as registry_view
 from tlp.services import ServicesView, look
 from tlp.settings import Settings
@@ -89,7 +90,7 @@ def collect(settings: Settings, store: MeasurementStore) -> dict[str, Any]:
     pins = {(model["name"], device): v for model in models for device, v in model["pins"].items()}
     rows = []
     for device in devices:
-        model = f"mtl-tlp-{device.family}"
+        model = model_name(device.family)
         measuring = [r for r in store.list_runs(device=device.name, limit=20) if r.kind in _MEASURING]
         champion = pins.get((model, device.name), champions.get(model))
         rows.append(device_row(device, counts[device.name], measuring, champion))

@@ -16,7 +16,7 @@ from tlp.status import collect
 
 def test_deploying_twice_leaves_what_the_file_says(store, prefect_api, monkeypatch):
     monkeypatch.setenv("PREFECT_API_URL", prefect_api)
-    first = _deploy.deploy(get_settings(), store)
+    first = _deploy.deploy(get_settings())
     assert first["deployments"]["retrain"] == ["nightly"]
     assert first["deleted_schedules"] == []
     with get_client(sync_client=True) as client:
@@ -27,19 +27,18 @@ def test_deploying_twice_leaves_what_the_file_says(store, prefect_api, monkeypat
         (nightly,) = [s for s in client.read_deployment_schedules(tune.id) if s.slug == "nightly"]
         client.update_deployment_schedule(tune.id, nightly.id, active=False)
 
-        second = _deploy.deploy(get_settings(), store)
+        second = _deploy.deploy(get_settings())
         assert second["deleted_schedules"] == ["tune/old"]
         (kept,) = client.read_deployment_schedules(tune.id)
         assert (kept.slug, kept.active) == ("nightly", False)
         assert client.read_work_pool("tlp").type == "process"
-        assert client.read_global_concurrency_limit_by_name("device-cpu").limit == 1
     pull = tune.pull_steps or []
     assert str(_deploy.PROJECT_DIR) in json.dumps(pull)
     monkeypatch.delenv("PREFECT_API_URL")
     assert any("retrain, tune is deployed on a schedule" in text for text in collect(get_settings(), store)["warnings"])
 
 
-def test_without_a_server_there_is_nothing_to_deploy_to(store):
+def test_without_a_server_there_is_nothing_to_deploy_to(home):
     with pytest.raises(UserError) as caught:
-        _deploy.deploy(get_settings(), store)
+        _deploy.deploy(get_settings())
     assert caught.value.next_command == "tlp up"

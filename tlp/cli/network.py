@@ -40,8 +40,8 @@ def add(
     ] = None,
 ) -> Output:
     """Add a network: it is imported, split into subgraphs, and these are stored as workloads."""
+    from storage.names import validate_name
     from tlp.errors import AlreadyExistsError, InvalidInputError, NotFoundError
-    from tlp.names import validate_name
     from tlp.report import tables
 
     validate_name("network", name)

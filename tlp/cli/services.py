@@ -40,8 +40,8 @@ def deploy() -> Output:
     """Create or update the deployments and schedules of prefect.yaml on the server of `tlp up`."""
     from tlp.report import tables
 
-    settings, store = open_all()
-    report = reach("_deploy").deploy(settings, store)
+    settings, _store = open_all()
+    report = reach("_deploy").deploy(settings)
     return Output(report, lambda: tables.deployments(report))
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from storage import Network, NetworkTask, Workload
+from storage.names import validate_name
 from tlp.errors import InvalidInputError
-from tlp.names import validate_name
 from tlp.programs import zoo
 from tlp.programs._tvm import first_line, map_tvm_errors, quiet_loggers, without_known_warnings
 from tlp.programs.folding import fold_batch_norm

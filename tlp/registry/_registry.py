@@ -121,14 +121,6 @@ class Registry:
         with self._mapped(f"registering a version of {model}"):
             return _register.register_version(self._client, self._experiment_id(), what)
 
-    def set_tags(self, family: str, version: int, tags: Mapping[str, Any]) -> None:
-        """Add tags to a version, e.g. the gate's verdict. Raises NotFoundError."""
-        model = model_name(family)
-        with self._mapped(f"tagging version {version} of {model}"):
-            self._read.get(model, version)
-            for key, value in tags.items():
-                self._mover().tag(model, version, key, _register.tag_text(value))
-
     def list_versions(self, family: str | None = None) -> list[ModelVersion]:
         """All versions of the family's model (of every family if None), newest first; [] if there is no model."""
         with self._mapped("listing model versions"):

@@ -98,7 +98,7 @@ class VersionFacts:
         samples: OK samples per device that were trained on; its keys are the heads.
         watermark: sequence number of the newest measurement in the snapshot.
         strategy: training strategy, e.g. `joint`.
-        parent_version: version the training started from; None if from scratch.
+        parent_version: version the training started from, its number as text; None if from scratch.
         encoder_version: encoder the vocabulary belongs to.
         gate_passed: verdict of the promotion gate; None before it has judged.
         gate_reasons: why, one sentence each.
@@ -107,7 +107,7 @@ class VersionFacts:
     samples: Mapping[str, int]
     watermark: int
     strategy: str
-    parent_version: int | None
+    parent_version: str | None
     encoder_version: str
     gate_passed: bool | None = None
     gate_reasons: tuple[str, ...] = ()

@@ -16,11 +16,10 @@ from typing import Any
 import httpx
 
 from storage import MeasurementStore
+from tlp.registry._types import CHAMPION, MODEL_PREFIX, pin_alias
 from tlp.settings import Settings
 
 _TIMEOUT_S = 1.5
-_PREFIX = "mtl-tlp-"
-_CHAMPION = "champion"
 
 
 @dataclass
@@ -49,8 +48,9 @@ def models(settings: Settings, store: MeasurementStore) -> tuple[list[dict[str, 
 
 
 def _row(name: str, aliases: Mapping[str, str], versions: int | None) -> dict[str, Any]:
-    pins = {a.removeprefix(f"{_CHAMPION}-"): v for a, v in aliases.items() if a.startswith(f"{_CHAMPION}-")}
-    return {"name": name, "champion_version": aliases.get(_CHAMPION), "versions": versions, "pins": pins}
+    prefix = pin_alias("")
+    pins = {alias.removeprefix(prefix): at for alias, at in aliases.items() if alias.startswith(prefix)}
+    return {"name": name, "champion_version": aliases.get(CHAMPION), "versions": versions, "pins": pins}
 
 
 def _shown(settings: Settings) -> str:
@@ -71,7 +71,7 @@ def _rest(base: str) -> dict[str, _Model]:
     found: dict[str, _Model] = {}
     api = f"{base}/api/2.0/mlflow"
     with httpx.Client(timeout=_TIMEOUT_S) as client:
-        answer = client.get(f"{api}/registered-models/search", params={"filter": f"name LIKE '{_PREFIX}%'"})
+        answer = client.get(f"{api}/registered-models/search", params={"filter": f"name LIKE '{MODEL_PREFIX}%'"})
         for listed in answer.raise_for_status().json().get("registered_models", []):
             name = str(listed["name"])
             # a search leaves the aliases out, so each model is asked for by name
@@ -87,7 +87,9 @@ def _rest(base: str) -> dict[str, _Model]:
 def _sqlite(path: Path) -> dict[str, _Model]:
     found: dict[str, _Model] = {}
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=_TIMEOUT_S)) as connection:
-        for (name,) in connection.execute("SELECT name FROM registered_models WHERE name LIKE ?", (f"{_PREFIX}%",)):
+        for (name,) in connection.execute(
+            "SELECT name FROM registered_models WHERE name LIKE ?", (f"{MODEL_PREFIX}%",)
+        ):
             found[name] = _Model()
         for name, count in connection.execute("SELECT name, count(*) FROM model_versions GROUP BY name"):
             if name in found:

@@ -26,7 +26,6 @@ from tlp.errors import InvalidInputError
 from tlp.language.encoder import WIDTH, MetaScheduleEncoder, grow_vocabulary
 from tlp.language.sketch import LANGUAGE
 from tlp.language.vocabulary import Vocabulary
-from tlp.settings import Settings
 from tlp.training.holdout import Holdout, bucket, choose_holdout
 
 FEATURE_CACHE_BYTES = 1 << 30
@@ -110,7 +109,6 @@ def _encode(
 def build_dataset(
     store: MeasurementStore,
     devices: Sequence[str],
-    settings: Settings,
     *,
     watermark: int | None = None,
     holdout: Sequence[str] | None = None,
@@ -125,7 +123,6 @@ def build_dataset(
     Args:
         store: the store.
         devices: heads, in order.
-        settings: the seed chooses nothing here; it is taken so that a cache may be kept under `cache_dir`.
         watermark: snapshot; None: now.
         holdout: networks to hold out; None: those marked, else 10% of the workloads by hash.
         vocabulary: of the parent model; grows.

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from storage import Device, DeviceState, MeasurementStore
 from tlp.errors import InvalidInputError, ModelFormatError, NotFoundError
 from tlp.model.checkpoint import Checkpoint, Manifest
+from tlp.registry import VersionFacts, model_name
 from tlp.report import plots
 from tlp.settings import Settings
 from tlp.training.dataset import Dataset, build_dataset
@@ -161,7 +162,7 @@ def run_retrain(
     """
     started = time.monotonic()
     row = store.get_device(device)
-    model = f"mtl-tlp-{row.family}"
+    model = model_name(row.family)
     try:
         champion = load_champion(registry, row.family)
     except ModelFormatError:
@@ -212,7 +213,6 @@ def _train(
     dataset = build_dataset(
         store,
         choose_devices(store, device, champion),
-        settings,
         vocabulary=start.vocabulary if start else None,
         encoder_version=start.encoder_version if start else None,
         length=start.config.length if start else None,
@@ -247,17 +247,16 @@ def _register(
         metrics |= {"top1": results[CANDIDATE].top(1), "top5": results[CANDIDATE].top(5)}
     for name, predictors in report.devices.items():
         metrics |= {f"top{k}.{name}": predictors[CANDIDATE].top(k) for k in (1, 5)}
-    tags: dict[str, Any] = {
-        "devices": sorted(manifest.heads),
-        "samples": dict(manifest.samples),
-        "watermark": manifest.watermark,
-        "strategy": manifest.strategy,
-        "encoder_version": manifest.encoder_version,
-        "gate": "passed" if verdict.passed else "failed",
-        "gate_reasons": list(verdict.reasons),
-    }
-    tags |= {"parent_version": manifest.parent} if manifest.parent else {}
-    tags |= {"champion_at_gate": champion_version} if champion_version else {}
+    facts = VersionFacts(
+        samples=manifest.samples,
+        watermark=manifest.watermark,
+        strategy=manifest.strategy,
+        parent_version=manifest.parent,
+        encoder_version=manifest.encoder_version,
+        gate_passed=verdict.passed,
+        gate_reasons=verdict.reasons,
+    )
+    tags = facts.to_tags() | ({"champion_at_gate": champion_version} if champion_version else {})
     with tempfile.TemporaryDirectory(prefix="tlp-checkpoint-") as folder:
         directory = candidate.save(Path(folder) / "checkpoint")
         figures = plots.draw_all(report, manifest.curves, Path(folder) / "figures")

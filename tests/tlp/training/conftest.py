@@ -34,5 +34,5 @@ def quick(tmp_path: Path) -> Settings:
 
 
 @pytest.fixture(scope="session")
-def dataset(store: MemoryStore, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return build_dataset(store, DEVICES, Settings(home=tmp_path_factory.mktemp("home")))
+def dataset(store: MemoryStore) -> Dataset:
+    return build_dataset(store, DEVICES)

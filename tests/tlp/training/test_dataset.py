@@ -19,7 +19,6 @@ from storage import (
     Sketch,
 )
 from tlp.errors import InvalidInputError, NotFoundError
-from tlp.settings import Settings
 from tlp.training.dataset import Dataset, build_dataset
 from tlp.training.holdout import choose_holdout
 from tlp.training.synthetic import fill_store, matmul_sketch
@@ -55,24 +54,24 @@ def test_held_out_networks_are_not_in_it(store: MemoryStore, dataset: Dataset) -
     assert dataset.holdout.networks == ("held",) and dataset.holdout.workload_ids == held
 
 
-def test_a_workload_shared_with_a_held_out_network_is_excluded(quick: Settings) -> None:
+def test_a_workload_shared_with_a_held_out_network_is_excluded() -> None:
     store = MemoryStore()
     fill_store(store)
     shared = store.get_network("net_a").tasks[0]
     store.add_network(Network("also", True, "synthetic", AT, (NetworkTask(shared.workload_id, "t", 2),)), [])
-    assert shared.workload_id not in build_dataset(store, DEVICES, quick).workload_ids
+    assert shared.workload_id not in build_dataset(store, DEVICES).workload_ids
 
 
-def test_without_held_out_networks_a_tenth_of_the_workloads_is(quick: Settings) -> None:
+def test_without_held_out_networks_a_tenth_of_the_workloads_is() -> None:
     store = MemoryStore()
     fill_store(store, holdout=(), workloads_per_network=20, programs=3)
     held = choose_holdout(store)
     assert held.networks == () and 1 <= len(held.workload_ids) <= 15
     assert held == choose_holdout(store)
-    assert not held.workload_ids & set(build_dataset(store, DEVICES, quick).workload_ids)
+    assert not held.workload_ids & set(build_dataset(store, DEVICES).workload_ids)
 
 
-def test_order_of_arrival_does_not_matter(quick: Settings) -> None:
+def test_order_of_arrival_does_not_matter() -> None:
     """Two stores with the same rows, committed in another order, give the same arrays."""
     one, two = MemoryStore(), MemoryStore()
     fill_store(one, networks=("a", "b", "held"))
@@ -90,27 +89,27 @@ def test_order_of_arrival_does_not_matter(quick: Settings) -> None:
             f"m{i}", program.program_id, row["device"], run, AT, MeasurementState.OK, (seconds,), seconds
         )
         two.add_measurements(MeasurementBatch([sketch], [program], [measured]))
-    a, b = (build_dataset(s, DEVICES, quick) for s in (one, two))
+    a, b = (build_dataset(s, DEVICES) for s in (one, two))
     np.testing.assert_array_equal(a.labels, b.labels)
     np.testing.assert_array_equal(a.decisions, b.decisions)
     assert (a.workload_ids, a.vocabulary) == (b.workload_ids, b.vocabulary)
 
 
-def test_a_watermark_is_a_snapshot(quick: Settings) -> None:
+def test_a_watermark_is_a_snapshot() -> None:
     store = MemoryStore()
     fill_store(store)
     mark = store.watermark()
-    before = build_dataset(store, DEVICES, quick)
+    before = build_dataset(store, DEVICES)
     workload = before.workload_ids[0]
     add(store, matmul_sketch(workload, cache_write=False), [2] * 10 + [3], "x86-64-v2", 1e-9, "late")
-    after = build_dataset(store, DEVICES, quick, watermark=mark)
+    after = build_dataset(store, DEVICES, watermark=mark)
     np.testing.assert_array_equal(before.labels, after.labels)
     assert before.watermark == after.watermark == mark
-    newest = build_dataset(store, DEVICES, quick)
+    newest = build_dataset(store, DEVICES)
     assert newest.watermark == mark + 1 and newest.samples["x86-64-v2"] == before.samples["x86-64-v2"] + 1
 
 
-def test_a_program_measured_again_counts_with_its_median(quick: Settings) -> None:
+def test_a_program_measured_again_counts_with_its_median() -> None:
     store = MemoryStore()
     fill_store(store, networks=("net_a",), holdout=(), workloads_per_network=1, programs=0)
     (workload,) = store.get_workloads()
@@ -118,12 +117,12 @@ def test_a_program_measured_again_counts_with_its_median(quick: Settings) -> Non
     for i, seconds in enumerate((1.0, 1.1, 50.0)):
         add(store, sketch, [2] * 10 + [0], "x86-64-v2", seconds, f"a{i}")
     add(store, sketch, [2] * 10 + [1], "x86-64-v2", 2.2, "b")
-    data = build_dataset(store, DEVICES, quick)
+    data = build_dataset(store, DEVICES)
     assert sorted(data.labels[:, 0].tolist()) == pytest.approx([0.5, 1.0])
     assert np.isnan(data.labels[:, 1]).all()
 
 
-def test_equal_sequences_take_the_best_label(quick: Settings) -> None:
+def test_equal_sequences_take_the_best_label() -> None:
     """Two sketches that differ only in a handle that has no row: the same sequence to the model."""
     store = MemoryStore()
     fill_store(store, networks=("net_a",), holdout=(), workloads_per_network=1, programs=0)
@@ -138,7 +137,7 @@ def test_equal_sequences_take_the_best_label(quick: Settings) -> None:
     add(store, sketch, [2] * 10 + [0], "x86-64-v2", 4.0, "a")
     add(store, twin, [2] * 10 + [0], "x86-64-v2", 2.0, "b")
     add(store, sketch, [2] * 10 + [1], "x86-64-v2", 8.0, "c")
-    data = build_dataset(store, DEVICES, quick)
+    data = build_dataset(store, DEVICES)
     assert data.duplicates == 1
     assert sorted(data.labels[:, 0].tolist()) == pytest.approx([0.25, 1.0])
 
@@ -152,17 +151,17 @@ def test_features_are_the_encoder_s(store: MemoryStore, dataset: Dataset) -> Non
         np.testing.assert_array_equal(row, dataset.encoder.encode(sketch, decisions[None])[0])
 
 
-def test_nothing_to_train_on_is_refused(quick: Settings) -> None:
+def test_nothing_to_train_on_is_refused() -> None:
     store = MemoryStore()
     fill_store(store, programs=0)
     with pytest.raises(InvalidInputError, match="no samples outside") as caught:
-        build_dataset(store, DEVICES, quick)
+        build_dataset(store, DEVICES)
     assert caught.value.next_command
     with pytest.raises(NotFoundError):
-        build_dataset(store, ("nobody",), quick)
+        build_dataset(store, ("nobody",))
     fill_store(single := MemoryStore(), programs=1)
     with pytest.raises(InvalidInputError, match="nothing to rank"):
-        build_dataset(single, DEVICES, quick)
+        build_dataset(single, DEVICES)
 
 
 def test_watched_workloads_are_not_trained_on(dataset: Dataset) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from tlp.errors import InvalidInputError
+from storage.errors import InvalidInputError
 
 NAME_PATTERN: Final = re.compile(r"[a-z0-9][a-z0-9\-_]{0,39}")
 MAX_LENGTH: Final = 40

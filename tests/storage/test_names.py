@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlp.errors import InvalidInputError
-from tlp.names import NAME_PATTERN, suggest_name, validate_name
+from storage.errors import InvalidInputError
+from storage.names import NAME_PATTERN, suggest_name, validate_name
 
 
 @pytest.mark.parametrize("name", ["a", "0", "resnet_50", "epyc-7b13", "x" * 40])
