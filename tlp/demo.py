@@ -34,7 +34,7 @@ class DemoPlan:
     device: str = "this-cpu"
     num_cores: int = 1
     networks: tuple[str, ...] = ("resnet_18", "mobilenet_v2", "bert_tiny")
-    min_samples: int = 900
+    min_samples: int = 600
     tuned_network: str = "bert_tiny"
     trials_per_task: int = 8
     settings: Mapping[str, Any] = field(
