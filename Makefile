@@ -5,7 +5,7 @@ PIP_ARGS ?=
 BIN := .venv/bin
 SHELL := /bin/bash
 
-.PHONY: demo test check lint format bench clean
+.PHONY: demo test check lint format clean
 .DEFAULT_GOAL := test
 
 .venv: .venv/.installed

@@ -50,9 +50,9 @@ def _row(name: str, check: Check) -> dict[str, Any]:
     except _SkippedError as exc:
         status, detail, fix = "skip", str(exc), None
     except TlpError as exc:
-        status, detail, fix = "fail", exc.message, exc.next_command
+        status, detail, fix = "fail", exc.message, exc.next_command or _REINSTALL
     except Exception as exc:  # noqa: BLE001  a check that breaks is a finding, and the others must run
-        status, detail, fix = "fail", f"{type(exc).__name__}: {exc}", None
+        status, detail, fix = "fail", f"{type(exc).__name__}: {exc}", _REINSTALL
     return {"check": name, "status": status, "detail": detail, "fix": fix}
 
 

@@ -24,12 +24,14 @@ from typing import Any
 
 import filelock
 
-from storage import Device, DeviceState, MeasurementStore, RunKind, RunState
+from storage import DeviceState, MeasurementStore, RunKind, RunState
 from tlp import _process
 from tlp.errors import BusyError, InvalidInputError, StoreError, TlpError, UserError
 from tlp.settings import Settings
 
 REASON_CHARS = 500
+BUSY = (DeviceState.MEASURING, DeviceState.TRAINING)
+OUT_OF_WORK = (DeviceState.RETIRED, DeviceState.QUARANTINED)
 
 
 class Terminated(KeyboardInterrupt):
@@ -154,18 +156,32 @@ def reap(store: MeasurementStore) -> list[str]:
         reaped.append(run.run_id)
     alive = store.list_runs(state=RunState.RUNNING)
     for device in store.list_devices():
-        if device.state in _BUSY and not any(run.device in (device.name, None) for run in alive):
-            store.set_device_state(device.name, _state_at_rest(store, device), "its run is gone")
+        if device.state in BUSY and not any(run.device in (device.name, None) for run in alive):
+            store.set_device_state(device.name, state_before(store, device.name, *BUSY), "its run is gone")
     return reaped
 
 
-_BUSY = (DeviceState.MEASURING, DeviceState.TRAINING)
+def state_before(store: MeasurementStore, device: str, *skipped: DeviceState) -> DeviceState:
+    """The newest state in the device's history that is none of `skipped`; ENROLLED if there is none."""
+    states = [event.state for event in store.device_events(device) if event.state not in skipped]
+    return states[-1] if states else DeviceState.ENROLLED
 
 
-def _state_at_rest(store: MeasurementStore, device: Device) -> DeviceState:
-    """The newest state in the device's history that is not a busy one."""
-    rest = [event.state for event in store.device_events(device.name) if event.state not in _BUSY]
-    return rest[-1] if rest else DeviceState.ENROLLED
+def resume(store: MeasurementStore, device: str, reason: str) -> None:
+    """Take a retired or quarantined device back into work: to serving if it was, else to the start of its life.
+
+    Raises:
+        NotFoundError: no such device.
+        UserError: it is neither.
+    """
+    state = store.get_device(device).state
+    if state not in OUT_OF_WORK:
+        raise UserError(
+            f"device {device!r} is {state.value}, only a retired or quarantined one can be resumed",
+            next_command=f"tlp device show {device}",
+        )
+    # A run that was under way when it went out of work is over.
+    store.set_device_state(device, state_before(store, device, *BUSY, *OUT_OF_WORK), reason)
 
 
 @contextmanager

@@ -76,37 +76,22 @@ def retire(
     name: Name, reason: Annotated[str, typer.Option(help="Why; goes into its history.")] = "retired by a person"
 ) -> Output:
     """Give a device no new work; its samples and its head in the model are kept."""
-    return _set_state(name, "retired", reason)
+    from storage import DeviceState
+
+    _settings, store = open_all()
+    store.set_device_state(name, DeviceState.RETIRED, reason)
+    return show(name)
 
 
 def resume(
     name: Name, reason: Annotated[str, typer.Option(help="Why; goes into its history.")] = "resumed by a person"
 ) -> Output:
     """Take a retired or quarantined device back into work."""
-    from tlp.errors import UserError
+    from tlp import runs
 
     _settings, store = open_all()
-    device = store.get_device(name)
-    if device.state not in ("retired", "quarantined"):
-        raise UserError(
-            f"device {name!r} is {device.state.value}, only a retired or quarantined one can be resumed",
-            next_command=f"tlp device show {name}",
-        )
-    working = {"measuring": "enrolled", "training": "enrolled", "retired": "enrolled", "quarantined": "enrolled"}
-    before = [e.state.value for e in store.device_events(name) if e.state not in ("retired", "quarantined")]
-    # back to serving if it was, else to the start of its life; a run that was under way then is over
-    last = before[-1] if before else "enrolled"
-    return _set_state(name, working.get(last, last), reason)
-
-
-def _set_state(name: str, new: str, reason: str) -> Output:
-    from storage import DeviceState
-    from tlp.report import tables
-
-    _settings, store = open_all()
-    store.set_device_state(name, DeviceState(new), reason)
-    detail = _detail(name)
-    return Output(detail, lambda: tables.device_detail(detail))
+    runs.resume(store, name, reason)
+    return show(name)
 
 
 def _detail(name: str) -> dict[str, Any]:

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import heapq
-import statistics
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from storage import (
     DeviceState,
     Measurement,
-    MeasurementBatch,
     MeasurementState,
     MeasurementStore,
-    Sketch,
     Workload,
 )
 from tlp.errors import AllFailedError, InvalidInputError, NotFoundError, StoreError
+from tlp.measure import rows
 from tlp.measure._prefetch import Prefetch
 from tlp.measure._types import MeasureInput, MeasureOutcome, Runner
 from tlp.measure.endpoint import require_measurable
@@ -213,7 +209,8 @@ class _Session:
 
     def _record(self, outcome: MeasureOutcome) -> None:
         candidate = self._flying.pop(outcome.key)
-        self._pending.append((candidate, self._measurement(candidate, outcome)))
+        row = rows.measurement(candidate.program.program_id, outcome, device=self._device, run_id=self._run_id)
+        self._pending.append((candidate, row))
         self._states[outcome.state] += 1
         if outcome.state is MeasurementState.OK:
             self._workloads.add(candidate.program.workload_id)
@@ -226,35 +223,14 @@ class _Session:
         if len(self._pending) >= self._batch or late:
             self._commit()
         if len(self._failures) >= min(self._batch, self._samples):
-            reason, count = Counter(self._failures).most_common(1)[0]
-            raise AllFailedError(
-                f"all of the last {len(self._failures)} programs failed on device {self._device!r}, "
-                f"{count} of them with {reason}",
-                next_command="tlp doctor",
-            )
-
-    def _measurement(self, candidate: Candidate, outcome: MeasureOutcome) -> Measurement:
-        return Measurement(
-            measurement_id=uuid.uuid4().hex,
-            program_id=candidate.program.program_id,
-            device=self._device,
-            run_id=self._run_id,
-            at=datetime.now(UTC),
-            state=outcome.state,
-            run_secs=outcome.run_secs,
-            latency_s=statistics.median(outcome.run_secs) if outcome.run_secs else None,
-            error=outcome.error,
-        )
+            raise rows.all_failed(self._device, self._failures)
 
     def _commit(self) -> None:
         """Store what is pending. Interrupted in between it may run again: measurement ids make that harmless."""
         self._committed_at = time.monotonic()
         if not self._pending:
             return
-        sketches: dict[str, Sketch] = {c.sketch.sketch_id: c.sketch for c, _ in self._pending}
-        programs = [candidate.program for candidate, _ in self._pending]
-        rows = [measurement for _, measurement in self._pending]
-        self._store.add_measurements(MeasurementBatch(list(sketches.values()), programs, rows))
+        self._store.add_measurements(rows.batch(self._pending))
         self._pending.clear()
 
     def report(self, reason: str) -> MeasureReport:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import statistics
 import time
-import uuid
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,16 +13,14 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from storage import (
     Device,
     Measurement,
-    MeasurementBatch,
     MeasurementState,
     MeasurementStore,
     Network,
-    Sketch,
     TuningResult,
     Workload,
 )
-from tlp.errors import AllFailedError, StoreError
-from tlp.measure import MeasureInput, MeasureOutcome, Runner
+from tlp.errors import StoreError
+from tlp.measure import MeasureInput, MeasureOutcome, Runner, rows
 from tlp.search._base import Observation, Search
 from tlp.search._signals import held_signals
 from tlp.search.providers import CostModelProvider
@@ -218,22 +214,11 @@ class TuningSession:
         self._searches.pop(self.tasks[index].workload.workload_id, None)
 
     def _record(self, task: TaskState, candidate: Candidate, outcome: MeasureOutcome) -> None:
-        latency_s = statistics.median(outcome.run_secs) if outcome.run_secs else None
-        measurement = Measurement(
-            measurement_id=uuid.uuid4().hex,
-            program_id=candidate.program.program_id,
-            device=self._device.name,
-            run_id=self._run_id,
-            at=datetime.now(UTC),
-            state=outcome.state,
-            run_secs=outcome.run_secs,
-            latency_s=latency_s,
-            error=outcome.error,
-        )
-        self._pending.append((candidate, measurement))
+        row = rows.measurement(candidate.program.program_id, outcome, device=self._device.name, run_id=self._run_id)
+        self._pending.append((candidate, row))
         self.trials += 1
         task.trials += 1
-        if outcome.state is not MeasurementState.OK or latency_s is None:
+        if (latency_s := row.latency_s) is None:
             task.failed += 1
             self._failures.append(f"{outcome.state}: {outcome.error}")
             return
@@ -248,10 +233,7 @@ class TuningSession:
         if not self._pending or self._round_of is None:
             return
         task = self._round_of
-        sketches: dict[str, Sketch] = {c.sketch.sketch_id: c.sketch for c, _ in self._pending}
-        rows = [measurement for _, measurement in self._pending]
-        batch = MeasurementBatch(list(sketches.values()), [c.program for c, _ in self._pending], rows)
-        self._store.add_measurements(batch)
+        self._store.add_measurements(rows.batch(self._pending))
         self._pending.clear()
         result = TuningResult(
             run_id=self._run_id,
@@ -275,12 +257,7 @@ class TuningSession:
         if task.best_latency_s is not None or not self.ok:
             self._failed_rounds += 1
         if self._failed_rounds >= ALL_FAILED_ROUNDS or (not self.ok and self._scheduler.next() is None):
-            reason, count = Counter(self._failures).most_common(1)[0]
-            raise AllFailedError(
-                f"all of the last {len(self._failures)} programs failed on device {self._device.name!r}, "
-                f"{count} of them with {reason}",
-                next_command="tlp doctor",
-            )
+            raise rows.all_failed(self._device.name, self._failures)
 
     def _tell(self, index: int) -> None:
         if self._on_progress is not None:
@@ -288,9 +265,8 @@ class TuningSession:
 
     def progress(self, index: int = 0) -> TuningProgress:
         """Where the run stands."""
-        rows = tuple(task.row() for task in self.tasks)
         return TuningProgress(
-            rows,
+            tuple(task.row() for task in self.tasks),
             index,
             self.trials,
             sum(task.failed for task in self.tasks),

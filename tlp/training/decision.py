@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from storage import Device, DeviceState, MeasurementStore
+from storage import Device, MeasurementStore
 from tlp.model.checkpoint import Manifest
 from tlp.model.nearest import similarity
+from tlp.runs import OUT_OF_WORK
 from tlp.settings import Settings
 
 MAX_AUXILIARIES = 3  # the paper: two or three tasks help, a fourth auxiliary costs accuracy
-NO_NEW_WORK = (DeviceState.RETIRED, DeviceState.QUARANTINED)
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def decide(
     row = store.get_device(device)
     have = store.device_counts()[device].samples_ok
     numbers = {"samples": have, "min_samples": row.min_samples}
-    if row.state in NO_NEW_WORK:
+    if row.state in OUT_OF_WORK:
         return Decision(False, f"{device} is {row.state} and gets no new work", numbers)
     if have == 0:
         return Decision(False, f"{device} has no samples yet", numbers)

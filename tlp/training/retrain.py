@@ -14,11 +14,11 @@ from tlp.errors import InvalidInputError, ModelFormatError, NotFoundError
 from tlp.model.checkpoint import Checkpoint, Manifest
 from tlp.registry import VersionFacts, model_name
 from tlp.report import plots
+from tlp.runs import OUT_OF_WORK
 from tlp.settings import Settings
 from tlp.training.dataset import Dataset, build_dataset
 from tlp.training.decision import (
     MAX_AUXILIARIES,
-    NO_NEW_WORK,
     Decision,
     choose_devices,
     decide,
@@ -193,7 +193,7 @@ def run_retrain(
     if verdict.passed:
         registry.promote(row.family, version, reason=f"{decision.reason}; passed the gate: {reason}")
         for name in dataset.device_names:
-            if store.get_device(name).state not in NO_NEW_WORK:
+            if store.get_device(name).state not in OUT_OF_WORK:
                 store.set_device_state(name, DeviceState.SERVING, f"version {version} of {model} was promoted")
     return RetrainResult(
         model, version, verdict.passed, reason, verdict, dataset.samples, time.monotonic() - started, report

@@ -54,11 +54,12 @@ def test_a_device_is_retired_and_resumed(tlp, device):
     assert "sold" in tlp("device", "show", "cpu").out
 
 
-def test_a_serving_device_resumes_as_serving(tlp, device, home):
+@pytest.mark.parametrize("meanwhile", [("retired",), ("measuring", "quarantined"), ("quarantined", "retired")])
+def test_a_serving_device_resumes_as_serving(tlp, device, home, meanwhile):
     from storage import DeviceState, open_store
 
-    open_store(home / "store.duckdb").set_device_state("cpu", DeviceState.SERVING, "promoted")
-    tlp("device", "retire", "cpu")
+    for state in ("serving", *meanwhile):
+        open_store(home / "store.duckdb").set_device_state("cpu", DeviceState(state), "test")
     assert tlp("device", "resume", "cpu", "--json").data["state"] == "serving"
 
 

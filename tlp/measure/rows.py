@@ -1,0 +1,47 @@
+"""From the outcomes of a runner to rows of the store, the same for measuring and for tuning."""
+
+from __future__ import annotations
+
+import statistics
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from storage import Measurement, MeasurementBatch
+from tlp.errors import AllFailedError
+from tlp.measure._types import MeasureOutcome
+
+if TYPE_CHECKING:
+    from tlp.programs.space import Candidate
+
+
+def measurement(program_id: str, outcome: MeasureOutcome, *, device: str, run_id: str) -> Measurement:
+    """The row of an outcome, measured now; its latency is the median of the repeats."""
+    return Measurement(
+        measurement_id=uuid.uuid4().hex,
+        program_id=program_id,
+        device=device,
+        run_id=run_id,
+        at=datetime.now(UTC),
+        state=outcome.state,
+        run_secs=outcome.run_secs,
+        latency_s=statistics.median(outcome.run_secs) if outcome.run_secs else None,
+        error=outcome.error,
+    )
+
+
+def batch(pairs: Sequence[tuple[Candidate, Measurement]]) -> MeasurementBatch:
+    """What one transaction adds: the measurements with their programs and sketches."""
+    sketches = {candidate.sketch.sketch_id: candidate.sketch for candidate, _ in pairs}
+    return MeasurementBatch(list(sketches.values()), [c.program for c, _ in pairs], [row for _, row in pairs])
+
+
+def all_failed(device: str, failures: Sequence[str]) -> AllFailedError:
+    """The error for a series of nothing but failures, with the most frequent reason."""
+    reason, count = Counter(failures).most_common(1)[0]
+    return AllFailedError(
+        f"all of the last {len(failures)} programs failed on device {device!r}, {count} of them with {reason}",
+        next_command="tlp doctor",
+    )
