@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class TaskRow:
-    """One subgraph, as in MetaSchedule's table. Times in seconds.
+    """One subgraph and how far it is. Times in seconds.
 
     Attributes:
         task: name of the task in the network.
@@ -32,11 +32,6 @@ class TaskRow:
     failed: int
     best_at: int | None
     elapsed_s: float
-
-    @property
-    def speed_gflops(self) -> float | None:
-        """GFLOP/s of the best program."""
-        return None if self.latency_s is None else self.flop / self.latency_s / 1e9
 
     @property
     def weighted_latency_s(self) -> float | None:
@@ -67,45 +62,6 @@ class TuningProgress:
     def estimated_latency_s(self) -> float | None:
         """Σ weight · best latency; None as long as a task has none."""
         return estimate(self.rows)
-
-
-COLUMNS = (
-    "ID",
-    "Name",
-    "FLOP",
-    "Weight",
-    "Speed (GFLOPS)",
-    "Latency (us)",
-    "Weighted latency (us)",
-    "Trials",
-    "Failed",
-    "Best at",
-    "Elapsed (s)",
-)
-
-
-def table_cells(rows: Sequence[TaskRow]) -> list[tuple[str, ...]]:
-    """The rows as text under `COLUMNS` (MetaSchedule's columns, and ours: failed, best at, elapsed)."""
-
-    def number(value: float | None, scale: float = 1.0) -> str:
-        return "-" if value is None else f"{value * scale:.4g}"
-
-    return [
-        (
-            str(index),
-            row.task,
-            number(row.flop),
-            str(row.weight),
-            number(row.speed_gflops),
-            number(row.latency_s, 1e6),
-            number(row.weighted_latency_s, 1e6),
-            str(row.trials),
-            str(row.failed),
-            "-" if row.best_at is None else str(row.best_at),
-            f"{row.elapsed_s:.0f}",
-        )
-        for index, row in enumerate(rows)
-    ]
 
 
 def estimate(rows: Sequence[TaskRow]) -> float | None:
