@@ -19,6 +19,8 @@ def run(arguments: Sequence[str]) -> int:
         from tlp.cli._app import build
 
         result = build()(args=list(arguments) or ["--help"], prog_name="tlp", standalone_mode=False)
+        if result == _errors.INTERRUPTED:  # typer swallows Ctrl-C and returns its code
+            raise KeyboardInterrupt
         outcome.exit_code = result if isinstance(result, int) else 0
     return outcome.exit_code
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shlex
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ import typer
 from tlp.errors import InternalError, InvalidInputError, TlpError
 from tlp.settings import get_settings
 
-_INTERRUPTED = 130  # 128 + SIGINT
+INTERRUPTED = 130  # 128 + SIGINT
 _GROUPS = {"device", "network", "model", "import", "export"}
 _NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR}
 
@@ -51,8 +52,8 @@ def reporting(arguments: Sequence[str], *, as_json: bool) -> Iterator[Outcome]:
     except typer.Exit as exc:
         outcome.exit_code = exc.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        outcome.exit_code = _INTERRUPTED
-        _print(InvalidInputError("interrupted"), "Interrupted", as_json=as_json)
+        outcome.exit_code = INTERRUPTED
+        _print(_interrupted(arguments), "Interrupted", as_json=as_json)
     except OSError as exc:
         if exc.errno in _NOT_WRITABLE:
             outcome.exit_code = _report(_not_writable(exc), as_json=as_json)
@@ -60,6 +61,14 @@ def reporting(arguments: Sequence[str], *, as_json: bool) -> Iterator[Outcome]:
             outcome.exit_code = _unexpected(exc, as_json=as_json)
     except Exception as exc:  # noqa: BLE001  the last handler of the process
         outcome.exit_code = _unexpected(exc, as_json=as_json)
+
+
+def _interrupted(arguments: Sequence[str]) -> TlpError:
+    """What Ctrl-C left, and how to go on: the same command, which for tuning needs `--resume`."""
+    words = list(arguments)
+    if "tune" in words and "--resume" not in words:
+        words.append("--resume")
+    return InvalidInputError("interrupted; what was stored is kept", next_command=shlex.join(["tlp", *words]))
 
 
 def _help_of(arguments: Sequence[str]) -> str:

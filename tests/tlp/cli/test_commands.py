@@ -147,3 +147,13 @@ def test_nothing_but_json_on_stdout(tmp_path):
     assert done.returncode == 0
     assert json.loads(done.stdout)["devices"] == []
     assert all(word in done.stderr for word in ("python", "descriptor", "child"))
+
+
+def test_ctrl_c_says_what_is_kept_and_how_to_go_on(tlp, monkeypatch):
+    def interrupted(*_args, **_kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tlp.status.collect", interrupted)
+    answer = tlp("status")
+    assert (answer.code, answer.out) == (130, "")
+    assert answer.err.splitlines() == ["error: interrupted; what was stored is kept", "try:   tlp status"]
