@@ -102,8 +102,9 @@ class Mover:
         for version in earlier:
             if version in usable:
                 return version
+        now = "none" if current is None else f"version {current}"
         raise NotFoundError(
-            f"{model} has no earlier champion to go back to (now: version {current})", next_command="tlp model history"
+            f"{model} has no earlier champion to go back to (now: {now})", next_command="tlp model history"
         )
 
     def reconcile(self, model: str) -> list[ModelEvent]:

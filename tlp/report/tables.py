@@ -60,7 +60,18 @@ def make(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> T
 
 
 def _cell(cell: Any) -> Text:
-    return Text("-" if cell is None else str(cell))  # a plain string would be read as markup
+    return Text(_plain(cell))  # a plain string would be read as markup
+
+
+def _plain(value: Any) -> str:
+    """A value as a person reads it, not as Python writes it: `kind=llvm mattr=-avx512f,-gfni`, `-` for nothing."""
+    if value is None or (isinstance(value, Mapping | list | tuple) and not value):
+        return "-"
+    if isinstance(value, Mapping):
+        return " ".join(f"{key}={_plain(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return ",".join(_plain(item) for item in value)
+    return str(value)
 
 
 def facts(title: str, pairs: Sequence[tuple[str, Any]]) -> Table:
@@ -159,7 +170,7 @@ def bootstrap_report(report: Row) -> list[RenderableType]:
     """The answer of `tlp bootstrap`."""
     measured = report["measured"]
     pairs = [
-        ("device", f"{measured['device']} {report['enrolled']['target']}"),
+        ("device", f"{measured['device']} ({_plain(report['enrolled']['target'])})"),
         ("samples", f"{measured['samples_ok']} of {measured['min_samples']}, {measured['ok']} of them now"),
     ]
     return [facts("", pairs), *train_report(report["trained"])]
@@ -247,10 +258,17 @@ def model_versions(rows: Sequence[Row]) -> RenderableType:
     if not rows:
         return "no versions; try: tlp train"
     cells = [
-        (r["model"], r["version"], ", ".join(r["aliases"]) or "-", score(r.get("top1")), when(r.get("created_at")))
+        (
+            r["model"],
+            r["version"],
+            ", ".join(r["aliases"]) or "-",
+            score(r.get("top1")),
+            "rejected" if r.get("rejected") else r.get("gate"),
+            when(r.get("created_at")),
+        )
         for r in rows
     ]
-    return make("versions", ("model", "version", "aliases", "top-1", "created (UTC)"), cells)
+    return make("versions", ("model", "version", "aliases", "top-1", "gate", "created (UTC)"), cells)
 
 
 def model_detail(row: Row) -> RenderableType:

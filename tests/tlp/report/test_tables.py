@@ -1,0 +1,40 @@
+"""What a person sees where `--json` has objects, lists and nothing."""
+
+from __future__ import annotations
+
+import io
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console, RenderableType
+
+from tlp.report import tables
+
+
+def shown(part: RenderableType) -> str:
+    stream = io.StringIO()
+    Console(file=stream, width=160).print(part)
+    return stream.getvalue()
+
+
+def test_objects_and_lists_are_not_written_as_python() -> None:
+    target = {"kind": "llvm", "mattr": ["-avx512f", "-gfni"], "num-cores": 2}
+    text = shown(tables.facts("", [("target", target), ("skipped", ()), ("champion", None)]))
+    assert "kind=llvm mattr=-avx512f,-gfni num-cores=2" in text
+    assert not set("{}()") & set(text)
+
+
+def test_versions_say_how_the_gate_went_and_which_were_rejected() -> None:
+    row: dict[str, Any] = {
+        "model": "mtl-tlp-x86_64",
+        "aliases": [],
+        "top1": 0.3,
+        "created_at": datetime(2026, 1, 1, tzinfo=UTC),
+    }
+    rows = [
+        {**row, "version": "2", "gate": "failed", "rejected": False},
+        {**row, "version": "1", "gate": "passed", "rejected": True},
+    ]
+    lines = shown(tables.model_versions(rows)).splitlines()
+    assert any("failed" in line for line in lines)
+    assert any("rejected" in line and "passed" not in line for line in lines)
