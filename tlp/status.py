@@ -137,8 +137,11 @@ def warnings(
                     f"device {device.name} waits for {missing} more samples and nothing measures it: "
                     f"tlp measure {device.name} --samples {missing}"
                 )
-            else:
-                found.append(f"device {device.name} has its samples but no model: tlp train --device {device.name}")
+            else:  # there may be a champion: its family's, without this device, or one a person moved there
+                found.append(
+                    f"device {device.name} has its samples but no training with them passed the gate yet: "
+                    f"tlp train --device {device.name}"
+                )
     found += services.warnings()
     return found
 
