@@ -14,15 +14,18 @@ from storage.errors import InvalidInputError, NotFoundError
 from storage.names import validate_name
 
 _Row = TypeVar("_Row")
+_FIRST = {"device": "tlp device enroll this-cpu", "network": "tlp network add resnet_18 --builtin resnet_18"}
 
 
 def not_found(what: str, name: str, existing: Iterable[str], next_command: str | None = None) -> NotFoundError:
-    """The error for an unknown name, with the names there are; the nearest first."""
+    """The error for an unknown name, with the names there are, the nearest first, or with how to make the first one."""
     names = sorted(existing)
+    if not names:
+        return NotFoundError(f"no {what} {name!r}: there is none yet", next_command=_FIRST.get(what, next_command))
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     ordered = near + [n for n in names if n not in near]
     shown = ", ".join(ordered[:20]) + (f" and {len(ordered) - 20} more" if len(ordered) > 20 else "")
-    return NotFoundError(f"no {what} {name!r}; there are: {shown or 'none'}", next_command=next_command)
+    return NotFoundError(f"no {what} {name!r}; there are: {shown}", next_command=next_command)
 
 
 def json_text(what: str, value: Mapping[str, Any]) -> str:

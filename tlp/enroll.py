@@ -8,6 +8,7 @@ from typing import Any
 
 from storage import Device, DeviceState, MeasurementState, MeasurementStore
 from storage.names import validate_name
+from tlp.counts import validate_count
 from tlp.errors import AlreadyExistsError, InvalidInputError, NotFoundError
 from tlp.measure import MeasureInput, MeasureOutcome, Runner
 from tlp.settings import Settings
@@ -50,18 +51,23 @@ def local_device(
         min_samples: OK samples before the device becomes a task.
 
     Raises:
-        InvalidInputError: the name does not fit, LLVM does not know the target, `min_samples` < 1.
+        InvalidInputError: the name does not fit, LLVM does not know the target or it is no CPU's, `min_samples` is no
+            count.
     """
     import tlp.programs.targets as targets
 
     validate_name("device", name)
-    wanted = settings.min_samples if min_samples is None else min_samples
-    if wanted < 1:
-        raise InvalidInputError(
-            f"min_samples is {wanted}, it must be at least 1",
-            next_command=f"tlp device enroll {name} --min-samples 1000",
-        )
+    wanted = validate_count(
+        "min_samples",
+        settings.min_samples if min_samples is None else min_samples,
+        next_command=f"tlp device enroll {name} --min-samples 1000",
+    )
     found = targets.detect_local_target() if target is None else targets.normalise_target(target)
+    if found["kind"] != "llvm":
+        raise InvalidInputError(
+            f"target kind {found['kind']!r} cannot be measured: this release measures CPUs, kind 'llvm'",
+            next_command=f"tlp device enroll {name}",
+        )
     return Device(
         name=name,
         target=found,
@@ -137,8 +143,26 @@ def enroll_once(
     target: str | Mapping[str, Any] | None = None,
     min_samples: int | None = None,
 ) -> Device:
-    """The device of that name, enrolled now if it is not: what a bootstrap that may be repeated needs."""
+    """The device of that name, enrolled now if it is not: what a bootstrap that may be repeated needs.
+
+    Raises:
+        AlreadyExistsError: it is enrolled with another target or quota than the one given.
+    """
     try:
-        return store.get_device(name)
+        found = store.get_device(name)
     except NotFoundError:
         return enroll(store, settings, name, target=target, min_samples=min_samples)
+    if min_samples is not None and min_samples != found.min_samples:
+        raise AlreadyExistsError(
+            f"device {name!r} is enrolled already, with min_samples {found.min_samples} and not {min_samples}",
+            next_command=f"tlp bootstrap {name}",
+        )
+    if target is not None:
+        from tlp.programs.targets import normalise_target
+
+        if normalise_target(target) != dict(found.target):
+            raise AlreadyExistsError(
+                f"device {name!r} is enrolled already, as {dict(found.target)} and not {target}",
+                next_command=f"tlp bootstrap {name}",
+            )
+    return found

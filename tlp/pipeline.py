@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from storage import DeviceState, MeasurementStore, RunKind
 from tlp import runs
+from tlp.counts import validate_count
 from tlp.errors import AllFailedError, InvalidInputError, NotFoundError, UserError
 from tlp.measure.endpoint import open_runner, require_measurable
 from tlp.report.progress import track
@@ -50,15 +51,12 @@ def measure(
         UserError: the device cannot be measured (retired, quarantined, a data set).
         BusyError: another run measures it.
         AllFailedError: every program of a batch failed.
-        InvalidInputError: unknown sampler, samples < 1.
+        InvalidInputError: unknown sampler, or `samples` is no count.
     """
     from tlp.measure import session
     from tlp.measure.samplers import RandomSampler
 
-    if samples < 1:
-        raise InvalidInputError(
-            f"{samples} samples cannot be measured", next_command=f"tlp measure {device_name} --samples 100"
-        )
+    validate_count("samples", samples, next_command=f"tlp measure {device_name} --samples 100")
     if sampler not in SAMPLERS:
         raise InvalidInputError(
             f"sampler {sampler!r} is not known, there is {', '.join(SAMPLERS)}",
@@ -212,6 +210,13 @@ def retrain(
         if family not in champions:
             found = None if from_scratch else training.load_champion(registry, family)
             champions[family] = found[1].manifest if found else None
+            if found and not dry_run:  # a process killed after its promotion had no time to say so
+                waiting = [
+                    row.name
+                    for row in store.list_devices()
+                    if row.name in found[1].manifest.heads and row.state is DeviceState.ENROLLED
+                ]
+                training.mark_serving(store, waiting, f"version {found[0]} is the champion and has its head")
         decision = training.decide(store, settings, name, champions[family], force=force or from_scratch)
         decisions.append({"device": name, "family": family, "train": decision.train, "reason": decision.reason})
         if decision.train:
@@ -328,6 +333,8 @@ def tune(
     found = store.get_device(device)
     store.get_network(network)
     require_measurable(found)
+    if trials is not None:
+        validate_count("trials", trials, next_command=f"tlp tune {network} --device {device} --trials 640")
     from tlp.registry import Registry
     from tlp.search import providers, tuning
 

@@ -18,6 +18,27 @@ from tlp.settings import get_settings
 
 PROGRAM = "from tlp.cli import main; main()"
 
+# The command line, killed by SIGKILL where the function named first would begin; every candidate passes the gate
+# (latencies of the fake device cannot be learned).
+DIES_AT = """
+import importlib, os, signal, sys
+from tlp.training import retrain
+from tlp.training.gate import GateVerdict
+
+def die(*args, **kwargs):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+where = sys.argv.pop(1)
+if where:
+    path, name = where.split(":")
+    module, _, attribute = path.partition("/")
+    owner = importlib.import_module(module)
+    setattr(getattr(owner, attribute) if attribute else owner, name, die)
+retrain.judge = lambda *args, **kwargs: GateVerdict(True, ("for a test",), ())
+from tlp.cli import main
+main()
+"""
+
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
@@ -75,3 +96,43 @@ def test_a_measuring_run_that_is_stopped_goes_on(store, start, number):
     assert store.device_counts()["cpu"].samples_ok == have + 2
     assert store.list_runs(state=RunState.RUNNING) == []
     assert store.get_device("cpu").state == "enrolled"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_bootstrap_killed_in_every_later_stage_goes_on(store, monkeypatch):
+    """Killed while it trains, registers, promotes and says so: one promotion, nothing left running."""
+    from tlp.registry import Registry
+    from tlp.registry._register import ensure_experiment
+
+    monkeypatch.setenv("TLP_TRAIN_EPOCHS", "2")
+
+    def bootstrap(where: str) -> int:
+        process = subprocess.run(
+            [sys.executable, "-c", DIES_AT, where, "bootstrap", "cpu"], capture_output=True, text=True, timeout=300
+        )
+        assert process.returncode in (0, -signal.SIGKILL), process.stderr
+        assert store.device_counts()["cpu"].samples_ok == 6  # the quota, measured once
+        return process.returncode
+
+    stages = [
+        "tlp.pipeline:_note",  # between two epochs
+        "tlp.registry._register:_create_version",  # files are there, the version is not
+        "tlp.registry._moves/Mover:move",  # the version is there, nobody uses it
+        "storage._duckdb/DuckDBStore:add_model_event",  # the alias is moved, nobody recorded it
+    ]
+    for stage in stages:
+        assert bootstrap(stage) == -signal.SIGKILL, stage
+        assert store.list_runs()[0].state is RunState.RUNNING
+        assert store.get_device("cpu").state == "training"
+    assert bootstrap("") == 0
+
+    registry = Registry(get_settings(), store)
+    (move,) = registry.history("x86_64")
+    assert (move.by, move.alias) == ("pipeline", "champion")
+    assert str(registry.resolve("x86_64").version) == move.to_version
+    assert registry.reconcile() == []
+    experiment = ensure_experiment(registry._client, None)
+    assert registry._client.search_runs([experiment], "attributes.status = 'RUNNING'") == []
+    assert store.list_runs(state=RunState.RUNNING) == []
+    assert store.get_device("cpu").state == "serving"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -38,6 +38,7 @@ __all__ = [
     "choose_devices",
     "decide",
     "load_champion",
+    "mark_serving",
     "new_samples",
     "run_retrain",
 ]
@@ -192,12 +193,20 @@ def run_retrain(
     reason = "; ".join(verdict.reasons)
     if verdict.passed:
         registry.promote(row.family, version, reason=f"{decision.reason}; passed the gate: {reason}")
-        for name in dataset.device_names:
-            if store.get_device(name).state not in OUT_OF_WORK:
-                store.set_device_state(name, DeviceState.SERVING, f"version {version} of {model} was promoted")
+        mark_serving(store, dataset.device_names, f"version {version} of {model} was promoted")
     return RetrainResult(
         model, version, verdict.passed, reason, verdict, dataset.samples, time.monotonic() - started, report
     )
+
+
+def mark_serving(store: MeasurementStore, devices: Iterable[str], reason: str) -> None:
+    """Devices with a head in the champion are SERVING, unless they are so already or out of work.
+
+    Said after a promotion, and again by the next retraining: a process killed between the two leaves it unsaid.
+    """
+    for name in devices:
+        if store.get_device(name).state not in (*OUT_OF_WORK, DeviceState.SERVING):
+            store.set_device_state(name, DeviceState.SERVING, reason)
 
 
 def _train(
