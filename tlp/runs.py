@@ -123,17 +123,17 @@ def _sigterm_as_exception() -> Iterator[None]:
 
 @contextmanager
 def device_activity(store: MeasurementStore, name: str, state: DeviceState, reason: str) -> Iterator[None]:
-    """The device is in `state` (MEASURING or TRAINING) for the length of the body, then in the state before.
+    """The device is in `state` (MEASURING or TRAINING) for the length of the body, then in the one before its work.
 
-    A body that set another state itself (SERVING after a promotion, QUARANTINED) is left with it.
+    A body that set another state itself (SERVING after a promotion, QUARANTINED) is left with it. Where measuring and
+    training overlap, neither leaves the device in the other's state.
     """
-    before = store.get_device(name).state
     store.set_device_state(name, state, reason)
     try:
         yield
     finally:
-        if store.get_device(name).state is state and before is not state:
-            store.set_device_state(name, before, f"over: {reason}")
+        if store.get_device(name).state is state:
+            store.set_device_state(name, state_before(store, name, *BUSY), f"over: {reason}")
 
 
 def reap(store: MeasurementStore) -> list[str]:

@@ -236,3 +236,13 @@ def test_a_killed_process_leaves_nothing_behind(settings: Settings, number: sign
     assert store.get_device("cpu0").state is DeviceState.ENROLLED
     with runs.device_lock(settings, "cpu0"):
         pass
+
+
+def test_overlapping_work_leaves_the_device_in_no_state_of_work(store):
+    training = runs.device_activity(store, "cpu0", DeviceState.TRAINING, "a")
+    measuring = runs.device_activity(store, "cpu0", DeviceState.MEASURING, "b")
+    training.__enter__()
+    measuring.__enter__()
+    training.__exit__(None, None, None)
+    measuring.__exit__(None, None, None)
+    assert store.get_device("cpu0").state is DeviceState.ENROLLED
