@@ -222,7 +222,9 @@ def _new_folder(folder: Path) -> Iterator[Path]:
         finally:
             shutil.rmtree(draft, ignore_errors=True)
     except (OSError, pl.exceptions.PolarsError) as exc:
-        raise StoreError(f"{folder} cannot be written: {exc}", next_command=f"df -h {nearest_folder(folder)}") from exc
+        raise StoreError(
+            f"{folder} cannot be written: {_cause(exc)}", next_command=f"df -h {nearest_folder(folder)}"
+        ) from exc
 
 
 def _read_tables(folder: Path) -> dict[str, pl.DataFrame]:
@@ -248,11 +250,17 @@ def _read_tables(folder: Path) -> dict[str, pl.DataFrame]:
     except TlpError:
         raise
     except (OSError, ValueError, KeyError, TypeError, pl.exceptions.PolarsError) as exc:
-        what = next(iter(str(exc).splitlines()), type(exc).__name__)
         raise InvalidInputError(
-            f"{folder} is not a folder written by `tlp export parquet`, or is damaged: {what}"
+            f"{folder} is not a folder written by `tlp export parquet`, or is damaged: {_cause(exc)}"
         ) from exc
     return tables
+
+
+def _cause(exc: Exception) -> str:
+    """One line on what went wrong; of a file error the file and the system's words."""
+    if isinstance(exc, OSError) and exc.strerror:
+        return f"{exc.strerror} ({exc.filename})" if exc.filename else exc.strerror
+    return next(iter(str(exc).splitlines()), type(exc).__name__)
 
 
 def _import_tables(store: MeasurementStore, tables: dict[str, pl.DataFrame], run_id: str) -> ImportReport:

@@ -101,7 +101,7 @@ def export_metaschedule(
             for name in (WORKLOADS, RECORDS):
                 (Path(scratch) / name).replace(folder / name)
     except OSError as exc:
-        raise InvalidInputError(f"{folder} cannot be written: {exc}") from exc
+        raise InvalidInputError(f"{folder} cannot be written: {exc.strerror or exc}") from exc
     return ExportReport(written, records, tuple(skipped))
 
 
