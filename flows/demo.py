@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Any
 
@@ -14,13 +13,14 @@ from flows.bootstrap import bootstrap
 from flows.tune import tune
 from tlp import demo as plans
 from tlp import deploy, exchange, pipeline
+from tlp.report.progress import say
 from tlp.settings import get_settings
 
 
 def start() -> dict[str, Any]:
     """Run the demo with its small settings, tracked by a Prefect server of its own if none is up."""
     plan = plans.DemoPlan()
-    with plans.small_settings(plan), _run.server(get_settings(), _say):
+    with plans.small_settings(plan), _run.server(get_settings(), say):
         report: dict[str, Any] = _run.call(demo)
         return report
 
@@ -55,7 +55,7 @@ def choose_tuning(trained: dict[str, Any]) -> dict[str, Any]:
 def compile_best(network: str, device: str) -> dict[str, Any]:
     """Compile the tuned network, compare it with torch, measure it tuned and untuned."""
     settings, store = _run.begin()
-    return deploy.best(store, settings, network=network, device=device).to_json()
+    return deploy.best(store, settings, network=network, device=device, on_progress=say).to_json()
 
 
 @task(name="draw", cache_policy=NO_CACHE, persist_result=False)
@@ -70,11 +70,11 @@ def demo() -> dict[str, Any]:
     """Enroll this machine, measure, train, register, promote, tune and compile."""
     started = time.monotonic()
     plan = plans.DemoPlan()
-    _say("1/6 starter data: samples of auxiliary platforms")
+    say("1/6 starter data: samples of auxiliary platforms")
     _run.step(load_starter)
-    _say(f"2/6 networks: {', '.join(plan.networks)}")
+    say(f"2/6 networks: {', '.join(plan.networks)}")
     _run.step(add_networks, list(plan.networks))
-    _say("3/6 enroll this machine, measure programs, train MTL-TLP, evaluate, register, promote")
+    say("3/6 enroll this machine, measure programs, train MTL-TLP, evaluate, register, promote")
     booted = _run.call(
         bootstrap,
         device=plan.device,
@@ -83,17 +83,12 @@ def demo() -> dict[str, Any]:
         networks=list(plan.networks),
     )
     how = _run.step(choose_tuning, booted["trained"])
-    _say(f"4/6 tune {plan.tuned_network} with {how['model']}")
+    say(f"4/6 tune {plan.tuned_network} with {how['model']}")
     tuned = _run.call(tune, network=plan.tuned_network, device=plan.device, **how)
-    _say("5/6 compile, check against torch, measure tuned and untuned")
+    say("5/6 compile, check against torch, measure tuned and untuned")
     best = _run.step(compile_best, plan.tuned_network, plan.device)
-    _say("6/6 table and plot")
+    say("6/6 table and plot")
     report: dict[str, Any] = _run.step(draw, booted["trained"], tuned, best)
     report["seconds"] = time.monotonic() - started
     _run.table("demo", [{k: v for k, v in report.items() if isinstance(v, str | int | float)}], "The demo's outcome")
     return report
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()

@@ -11,6 +11,7 @@ from storage.names import validate_name
 from tlp.counts import validate_count
 from tlp.errors import AlreadyExistsError, InvalidInputError, NotFoundError
 from tlp.measure import MeasureInput, MeasureOutcome, Runner
+from tlp.report.progress import say
 from tlp.settings import Settings
 
 _PROBE_SIZE = 64
@@ -119,6 +120,7 @@ def enroll(
     validate_name("device", name)
     require_free_name(store, name)
     device = local_device(settings, name, target=target, min_samples=min_samples)
+    say(f"{name}: compiling a small kernel for {device.target.get('mcpu', device.target['kind'])} and running it")
     if runner is None:
         from tlp.measure.endpoint import open_runner
 

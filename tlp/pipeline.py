@@ -11,7 +11,7 @@ from tlp import runs
 from tlp.counts import validate_count
 from tlp.errors import AllFailedError, InvalidInputError, NotFoundError, UserError
 from tlp.measure.endpoint import open_runner, require_measurable
-from tlp.report.progress import track
+from tlp.report.progress import say, track
 from tlp.settings import Settings
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def add_builtin_once(store: MeasurementStore, name: str) -> bool:
 
     if any(network.name == name for network in store.list_networks()):
         return False
-    store.add_network(*networks.build_network(name, f"builtin:{name}"))
+    store.add_network(*networks.build_network(name, f"builtin:{name}", on_progress=lambda what: say(f"{name}: {what}")))
     return True
 
 

@@ -60,8 +60,11 @@ def add(
     else:
         raise AlreadyExistsError(f"network {name!r} is there already", next_command="tlp network list")
     from tlp.programs import networks
+    from tlp.report.progress import say
 
-    network, workloads = networks.build_network(name, sources[0], holdout=holdout)
+    network, workloads = networks.build_network(
+        name, sources[0], holdout=holdout, on_progress=lambda what: say(f"{name}: {what}")
+    )
     store.add_network(network, workloads)
     row = _row(network)
     return Output(row, lambda: tables.networks([row]))

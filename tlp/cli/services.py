@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-
 import typer
 
 from tlp.cli._context import open_all, reach
 from tlp.cli._output import Output, command
+from tlp.report.progress import say
 
 
 def register(app: typer.Typer) -> None:
@@ -46,4 +45,4 @@ def deploy() -> Output:
 
 
 def _say(name: str, what: str) -> None:
-    sys.stderr.write(f"{name}: {what}\n")
+    say(f"{name}: {what}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -51,12 +50,9 @@ def best(
     """
     from tlp import deploy
     from tlp.report import tables
+    from tlp.report.progress import say
 
     settings, store = open_all()
     store.get_device(device)
-    report = deploy.best(store, settings, network=network, device=device, out=out, on_progress=_say).to_json()
+    report = deploy.best(store, settings, network=network, device=device, out=out, on_progress=say).to_json()
     return Output(report, lambda: tables.best_report(report))
-
-
-def _say(what: str) -> None:
-    sys.stderr.write(f"{what}\n")

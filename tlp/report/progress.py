@@ -16,6 +16,12 @@ class Update(Protocol):
         """`done` of `total` (the newest total counts) with a short note such as `3 failed`."""
 
 
+def say(text: str) -> None:
+    """One line on stderr: what is being done now."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
 @contextmanager
 def track(label: str, total: int, *, every: int = 1) -> Iterator[Update]:
     """Show the progress of the body under `label`; not to be nested.
@@ -72,7 +78,6 @@ def _lines(label: str, total: int, every: int) -> Update:
             return
         shown = done
         tail = f"  {note}" if note else ""
-        sys.stderr.write(f"{label}: {done}/{newest}  {time.monotonic() - started:.0f} s{tail}\n")
-        sys.stderr.flush()
+        say(f"{label}: {done}/{newest}  {time.monotonic() - started:.0f} s{tail}")
 
     return update
