@@ -40,6 +40,16 @@ def add_networks(names: list[str]) -> list[str]:
     return [name for name in names if pipeline.add_builtin_once(store, name)]
 
 
+@task(name="choose enrolment", cache_policy=NO_CACHE, persist_result=False)
+def choose_enrolment() -> dict[str, Any]:
+    """The plan's target and quota for a new device; one that is there already keeps its own."""
+    _settings, store = _run.begin()
+    plan = plans.DemoPlan()
+    if any(device.name == plan.device for device in store.list_devices()):
+        return {}
+    return {"target": plans.target(plan), "min_samples": plan.min_samples}
+
+
 @task(name="choose tuning", cache_policy=NO_CACHE, persist_result=False)
 def choose_tuning(trained: dict[str, Any]) -> dict[str, Any]:
     """The champion if there is one; the run that was interrupted if there is one."""
@@ -75,13 +85,7 @@ def demo() -> dict[str, Any]:
     say(f"2/6 networks: {', '.join(plan.networks)}")
     _run.step(add_networks, list(plan.networks))
     say("3/6 enroll this machine, measure programs, train MTL-TLP, evaluate, register, promote")
-    booted = _run.call(
-        bootstrap,
-        device=plan.device,
-        target=plans.target(plan),
-        min_samples=plan.min_samples,
-        networks=list(plan.networks),
-    )
+    booted = _run.call(bootstrap, device=plan.device, networks=list(plan.networks), **_run.step(choose_enrolment))
     how = _run.step(choose_tuning, booted["trained"])
     say(f"4/6 tune {plan.tuned_network} with {how['model']}")
     tuned = _run.call(tune, network=plan.tuned_network, device=plan.device, **how)

@@ -91,3 +91,13 @@ def test_a_server_that_does_not_answer_is_no_server(home, monkeypatch):
 @pytest.mark.parametrize(("text", "key"), [("tune-bert_tiny-this-cpu", "tune-bert-tiny-this-cpu"), ("A.b", "a-b")])
 def test_artifact_keys_are_what_prefect_takes(text, key):
     assert _run._key(text) == key
+
+
+def test_the_demo_leaves_the_quota_of_a_device_that_is_there_alone(store, home):
+    from dataclasses import replace
+
+    from flows.demo import choose_enrolment
+
+    assert set(choose_enrolment.fn()) == {"target", "min_samples"}
+    store.add_device(replace(store.get_device("cpu"), name="this-cpu"), "enrolled by hand")
+    assert choose_enrolment.fn() == {}
