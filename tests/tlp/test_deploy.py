@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import statistics
+import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
@@ -226,3 +228,13 @@ def test_bad_input(
     (settings.home.parent / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
         deploy.best(store, settings, network="net", device="a", out=settings.home.parent / "file" / "out")
+
+
+def test_what_a_killed_process_left_is_cleared(tmp_path: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    (tmp_path / f".best-{dead.pid}-abc").mkdir()
+    (tmp_path / f".best-{os.getpid()}-abc").mkdir()
+    (tmp_path / "net-a.so").touch()
+    _best.clear_leftovers(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f".best-{os.getpid()}-abc", "net-a.so"]

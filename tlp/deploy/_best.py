@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from storage import Device, MeasurementStore, Network
 from tlp.deploy._compile import compile_network, export_library
@@ -19,6 +22,8 @@ from tlp.settings import Settings
 
 if TYPE_CHECKING:
     from tlp.programs.networks import ImportedNetwork
+
+SCRATCH = ".best-"  # then the process id
 
 
 @dataclass(frozen=True)
@@ -95,10 +100,19 @@ def best(
     folder = (out or settings.artifacts_dir / f"{network}-{device}").expanduser().absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".best-") as scratch:
+        clear_leftovers(folder)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=f"{SCRATCH}{os.getpid()}-") as scratch:
             return _best(store, settings, found, machine, estimate, folder, Path(scratch), say)
     except OSError as exc:
         raise UserError(f"{folder} cannot be written: {exc.strerror or exc}", next_command="tlp doctor") from exc
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Remove the scratch folders in `folder` that killed processes left; those of living ones stay."""
+    for left in folder.glob(f"{SCRATCH}*-*"):
+        pid = left.name.removeprefix(SCRATCH).partition("-")[0]
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _best(
