@@ -1,0 +1,27 @@
+"""Fixtures of the registry's tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from storage import MemoryStore
+from tlp.registry import Registry
+from tlp.settings import Settings
+
+if TYPE_CHECKING:
+    pass
+
+from tests.tlp.registry.helpers import write_checkpoint
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / "anything")
+
+
+@pytest.fixture
+def registry(mlflow_settings: Settings) -> Registry:
+    return Registry(mlflow_settings, MemoryStore())
