@@ -33,7 +33,7 @@ class DemoPlan:
 
     device: str = "this-cpu"
     num_cores: int = 1
-    networks: tuple[str, ...] = ("resnet_18", "mobilenet_v2", "bert_tiny")
+    networks: tuple[str, ...] = ("resnet_18", "mlp", "mobilenet_v2", "bert_tiny")
     min_samples: int = 600
     tuned_network: str = "bert_tiny"
     trials_per_task: int = 8
