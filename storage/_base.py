@@ -172,6 +172,13 @@ class MeasurementStore(ABC):
         """The same rows in the same order, at most `batch_rows` at a time, the store free between two frames."""
 
     @abstractmethod
+    def sample_languages(self, *, watermark: int | None = None) -> dict[str, dict[str, int]]:
+        """OK samples of each device by schedule language (`Sketch.language`), every device included.
+
+        Languages without samples are left out; `{"cpu0": {"ansor": 24, "metaschedule": 500}, "cpu1": {}}`.
+        """
+
+    @abstractmethod
     def measurements(
         self, *, device: str | None = None, run_id: str | None = None, states: Sequence[str] | None = None
     ) -> pl.DataFrame:

@@ -132,6 +132,24 @@ class SampleTables(MeasurementStore):
             after = row[0]
             yield frame
 
+    def sample_languages(self, *, watermark: int | None = None) -> dict[str, dict[str, int]]:
+        condition, params = _sample_condition(None, watermark, 0)
+        with self._connector.reading() as con:
+            found: dict[str, dict[str, int]] = {
+                name: {} for (name,) in con.execute("SELECT name FROM devices ORDER BY name").fetchall()
+            }
+            rows = con.execute(
+                f"""
+                SELECT m.device, s.language, count(*) FROM measurements m
+                JOIN programs p ON p.program_no = m.program_no JOIN sketches s ON s.sketch_id = p.sketch_id
+                WHERE {condition} GROUP BY ALL ORDER BY ALL
+                """,
+                params,
+            ).fetchall()
+        for device, language, count in rows:
+            found[device][language] = count
+        return found
+
     def measurements(
         self, *, device: str | None = None, run_id: str | None = None, states: Sequence[str] | None = None
     ) -> pl.DataFrame:

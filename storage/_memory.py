@@ -279,6 +279,17 @@ class MemoryStore(MemoryRuns):
             raise InvalidInputError(f"batch_rows is {batch_rows}; at least 1")
         return self.samples(devices=devices, watermark=watermark, after=after).iter_slices(batch_rows)
 
+    def sample_languages(self, *, watermark: int | None = None) -> dict[str, dict[str, int]]:
+        frame = self.samples(watermark=watermark)
+        with self._lock:
+            found: dict[str, dict[str, int]] = {name: {} for name in sorted(self._devices)}
+            languages = {key: sketch.language for key, sketch in self._sketches.items()}
+        column = pl.col("sketch_id").replace_strict(languages, return_dtype=pl.String).alias("language")
+        counts = frame.select("device", column).group_by("device", "language").len().sort("device", "language")
+        for device, language, count in counts.iter_rows():
+            found[device][language] = count
+        return found
+
     def measurements(
         self, *, device: str | None = None, run_id: str | None = None, states: Sequence[str] | None = None
     ) -> pl.DataFrame:

@@ -20,6 +20,7 @@ from storage import (
     MeasurementState,
     MeasurementStore,
     Program,
+    Sketch,
 )
 from storage.errors import InvalidInputError, TlpError
 from storage.testing._examples import (
@@ -28,6 +29,7 @@ from storage.testing._examples import (
     everything,
     example_sketch,
     example_workload,
+    ok,
 )
 
 # Every example goes on with the store of the test, under new ids: making one on disk takes a tenth of a second. Each
@@ -154,6 +156,18 @@ class SampleContract:
         assert sum(part.height for part in rest) == 10 - 3, "what is added meanwhile is not part of it"
         with pytest.raises(InvalidInputError):
             store.iter_samples(batch_rows=0)
+
+    def test_languages_of_samples(self, store: MeasurementStore) -> None:
+        assert store.sample_languages() == {}
+        Scene(store, "unused")
+        scene = Scene(store, "used")
+        scene.add(1e-3, None, 2e-3)
+        mark = store.watermark()
+        other = Sketch.make(scene.workload.workload_id, "ansor", "[]", 0)
+        program = Program.make(other, [])
+        store.add_measurements(MeasurementBatch([other], [program], [ok("foreign", program, "used", scene.run_id)]))
+        assert store.sample_languages() == {"unused": {}, "used": {"ansor": 1, "metaschedule": 2}}
+        assert store.sample_languages(watermark=mark) == {"unused": {}, "used": {"metaschedule": 2}}
 
     def test_batch_twice_is_stored_once(self, scene: Scene) -> None:
         batch = scene.batch([scene.ok("a", 0), scene.failed("b", 1)], [0, 1])
