@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -179,6 +180,7 @@ def evaluate(
     *,
     watermark: int | None = None,
     holdout: Holdout | None = None,
+    exclude: AbstractSet[str] = frozenset(),
 ) -> EvaluationReport:
     """Rank the measured programs of held-out networks with every scorer.
 
@@ -188,6 +190,7 @@ def evaluate(
         scorers: name → scorer; the name `random` is taken.
         watermark: snapshot; None: now.
         holdout: None: as `choose_holdout` finds it.
+        exclude: ids of programs that no scorer is asked about, nor counted for random choice.
 
     Raises:
         NotFoundError: an unknown device.
@@ -200,7 +203,7 @@ def evaluate(
     found: dict[str, dict[str, PredictorResult]] = {}
     for name in devices:
         device = store.get_device(name)
-        groups = _measured(store, name, mark, ids, list(sketches))
+        groups = _measured(store, name, mark, ids, list(sketches), exclude)
         if not groups:
             continue
         best = {RANDOM: {w: expected_best(group["latency_s"].to_numpy()) for w, group in groups.items()}}
@@ -211,14 +214,19 @@ def evaluate(
 
 
 def _measured(
-    store: MeasurementStore, device: str, watermark: int, workload_ids: list[str], sketch_ids: list[str]
+    store: MeasurementStore,
+    device: str,
+    watermark: int,
+    workload_ids: list[str],
+    sketch_ids: list[str],
+    exclude: AbstractSet[str],
 ) -> dict[str, pl.DataFrame]:
     """Workload → its programs on the device with median latency, at least two, sorted by program."""
     if not workload_ids:
         return {}
     frame = (
         store.samples(devices=[device], watermark=watermark, workload_ids=workload_ids)
-        .filter(pl.col("sketch_id").is_in(sketch_ids))
+        .filter(pl.col("sketch_id").is_in(sketch_ids) & ~pl.col("program_id").is_in(sorted(exclude)))
         .group_by("workload_id", "program_id")
         .agg(pl.col("sketch_id", "decisions").first(), pl.col("latency_s").median())
         .sort("workload_id", "program_id")

@@ -1,0 +1,205 @@
+"""MetaSchedule's per-store features of programs, kept on disk.
+
+`PerStoreFeature` describes each buffer store of a program by `WIDTH` numbers. A program must be replayed for it, 5 to
+30 ms in all, so what was extracted is kept under `TLP_HOME/cache/per-store` and can be deleted at any time:
+
+    cache/per-store/KEY/WORKLOAD/PART.npz     KEY: hash of TVM release, extractor settings and target
+
+A part holds some programs of a workload: `ids` `(n,)`, `offsets` `(n+1,)` and `rows` `(offsets[-1], WIDTH)` float32;
+a program without rows is one that TVM rejects. Parts are only added, each under its final name at once, so a process
+may be killed at any moment and several may extract side by side. A part that cannot be read is extracted again.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from storage import MeasurementStore, Program, Sketch, Workload, canonical_json, stable_id
+from tlp.errors import InvalidInputError
+from tlp.language.sketch import LANGUAGE
+from tlp.report.progress import say, track
+
+if TYPE_CHECKING:
+    from tlp.programs.space import Candidate
+
+WIDTH: Final = 172
+"""Numbers per store with the workload's own features; the first `PLAIN_WIDTH` are those without them."""
+PLAIN_WIDTH: Final = 164
+FLUSH_PROGRAMS: Final = 256  # a killed process loses less than this, about 3 s of work
+STALE_S: Final = 3600.0  # a temporary file older than that was left by a killed process
+_EXTRACT: Final = 32  # programs per call of the extractor
+_DAMAGED: Final = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
+# TVM's ways to say that it cannot lower a program: its errors are RuntimeErrors, or Python's own.
+_REFUSED: Final = (RuntimeError, ValueError, TypeError, IndexError)
+
+Rows = npt.NDArray[np.float32]
+Programs = Sequence[tuple[Sketch, Sequence[int]]]
+_NO_ROWS: Final[Rows] = np.empty((0, WIDTH), np.float32)
+
+
+class PerStoreFeatures:
+    """Per-store features for one target.
+
+    Args:
+        store: holds the programs' workloads.
+        target: TVM target as a dict; the same program may be built otherwise for another.
+        folder: of the cache of all targets, `Settings.cache_dir / "per-store"`.
+    """
+
+    def __init__(self, store: MeasurementStore, target: Mapping[str, Any], folder: Path) -> None:
+        import tvm
+
+        settings = {"extractor": "PerStoreFeature", "width": WIDTH, "tvm": str(tvm.__version__), "target": dict(target)}
+        self._store = store
+        self._target = dict(target)
+        self._folder = folder / stable_id(canonical_json(settings))
+
+    def get(self, programs: Programs, *, label: str = "features") -> list[Rows]:
+        """Features of programs; what is not on disk is extracted, with progress on stderr, and put there.
+
+        Interrupted, it keeps what was extracted and raises what interrupted it.
+
+        Args:
+            programs: of any workloads.
+            label: what the progress is called.
+
+        Returns:
+            Per program `(stores, WIDTH)` float32, not to be written to; `(0, WIDTH)`: TVM cannot replay the program.
+
+        Raises:
+            NotFoundError: the store does not have a workload.
+            OSError: the cache cannot be written.
+        """
+        ids = [Program.make(sketch, decisions).program_id for sketch, decisions in programs]
+        places: dict[str, list[int]] = {}
+        for index, (sketch, _decisions) in enumerate(programs):
+            places.setdefault(sketch.workload_id, []).append(index)
+        found: dict[str, Rows] = {}
+        missing: dict[str, dict[str, tuple[Sketch, Sequence[int]]]] = {}
+        for workload_id, indices in places.items():
+            found |= self._read(workload_id)
+            todo = {ids[i]: programs[i] for i in indices if ids[i] not in found}
+            if todo:
+                missing[workload_id] = todo
+        if missing:
+            found |= self._extract(missing, label)
+        return [found[program_id] for program_id in ids]
+
+    def _read(self, workload_id: str) -> dict[str, Rows]:
+        found: dict[str, Rows] = {}
+        for path in sorted((self._folder / workload_id).glob("*.npz")):
+            try:
+                found |= _load(path)
+            except _DAMAGED as exc:
+                say(f"{path.name} in {path.parent} is damaged ({exc}): its programs are extracted again")
+                path.unlink(missing_ok=True)
+        return found
+
+    def _extract(
+        self, missing: Mapping[str, Mapping[str, tuple[Sketch, Sequence[int]]]], label: str
+    ) -> dict[str, Rows]:
+        total = sum(map(len, missing.values()))
+        workloads = {w.workload_id: w for w in self._store.get_workloads(list(missing))}
+        found: dict[str, Rows] = {}
+        with track(label, total, every=1000) as update:
+            for workload_id, programs in missing.items():
+                made: dict[str, Rows] = {}
+                try:
+                    for program_id, rows in _extracted(workloads[workload_id], self._target, programs):
+                        made[program_id] = rows
+                        if len(made) % FLUSH_PROGRAMS == 0:
+                            self._write(workload_id, made)
+                            found |= made
+                            made = {}
+                        update(len(found) + len(made))
+                finally:
+                    if made:
+                        self._write(workload_id, made)
+                found |= made
+        return found
+
+    def _write(self, workload_id: str, made: Mapping[str, Rows]) -> None:
+        folder = self._folder / workload_id
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob("*.tmp"):
+            if time.time() - left.stat().st_mtime > STALE_S:
+                left.unlink(missing_ok=True)
+        offsets = np.cumsum([0, *(len(rows) for rows in made.values())], dtype=np.int64)
+        with tempfile.NamedTemporaryFile(dir=folder, suffix=".tmp", delete=False) as stream:
+            path = Path(stream.name)
+            try:
+                np.savez_compressed(
+                    stream, ids=np.array(list(made)), offsets=offsets, rows=np.concatenate(list(made.values()))
+                )
+                stream.flush()
+                path.replace(folder / f"{stable_id(*made)}.npz")
+            except BaseException:
+                path.unlink(missing_ok=True)
+                raise
+
+
+def _load(path: Path) -> dict[str, Rows]:
+    """One part. Raises one of `_DAMAGED`."""
+    with np.load(path, allow_pickle=False) as part:
+        ids, offsets, rows = part["ids"].tolist(), part["offsets"], part["rows"]
+    shapes_fit = rows.shape == (int(offsets[-1]), WIDTH) and rows.dtype == np.float32
+    if not shapes_fit or len(offsets) != len(ids) + 1 or offsets[0] != 0 or (np.diff(offsets) < 0).any():
+        raise ValueError("its arrays do not fit together")
+    return {name: rows[offsets[i] : offsets[i + 1]] for i, name in enumerate(ids)}
+
+
+def _extracted(
+    workload: Workload, target: Mapping[str, Any], programs: Mapping[str, tuple[Sketch, Sequence[int]]]
+) -> Iterable[tuple[str, Rows]]:
+    """Features of programs of one workload, in order; no rows for what TVM cannot replay."""
+    replay = _replayer(workload, target)
+    items = list(programs.items())
+    for start in range(0, len(items), _EXTRACT):
+        part = items[start : start + _EXTRACT]
+        yield from zip((program_id for program_id, _ in part), replay([p for _, p in part]), strict=True)
+
+
+def _replayer(workload: Workload, target: Mapping[str, Any]) -> Callable[[Programs], list[Rows]]:
+    """A function from programs of the workload to their features."""
+    from tlp.programs._tvm import make_tune_context
+    from tlp.programs.space import DesignSpace
+
+    try:
+        space = DesignSpace(workload, target)
+        context = make_tune_context(space.module, target)
+    except InvalidInputError:  # a module of an old TVM
+        return lambda programs: [_NO_ROWS for _ in programs]
+    from tvm.s_tir.meta_schedule import MeasureCandidate
+    from tvm.s_tir.meta_schedule.feature_extractor import PerStoreFeature
+
+    extractor = PerStoreFeature(extract_workload=True)
+
+    def extract(candidates: Sequence[Candidate]) -> list[Rows]:
+        features = extractor.extract_from(context, [MeasureCandidate(c.schedule, []) for c in candidates])
+        return [rows.numpy().astype(np.float32) for rows in features]
+
+    def extract_one(candidate: Candidate) -> Rows:
+        try:
+            return extract([candidate])[0]
+        except _REFUSED:
+            return _NO_ROWS
+
+    def replay(programs: Programs) -> list[Rows]:
+        built = [space.build(s, d) if s.language == LANGUAGE else None for s, d in programs]
+        usable = [candidate for candidate in built if candidate is not None]
+        try:
+            features = iter(extract(usable))
+        except _REFUSED:  # of one of them, TVM does not say which
+            features = iter([extract_one(candidate) for candidate in usable])
+        return [_NO_ROWS if candidate is None else next(features) for candidate in built]
+
+    return replay
