@@ -22,10 +22,10 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from tlp.errors import ModelFormatError
-from tlp.language.encoder import ENCODER_VERSIONS, WIDTH, MetaScheduleEncoder
+from tlp.errors import InvalidInputError, ModelFormatError
 from tlp.language.vocabulary import Vocabulary
 from tlp.model.config import TLPConfig
+from tlp.model.encoders import ANSOR, ENCODER_VERSIONS, Encoder, language_of, make_encoder
 from tlp.model.network import MTLTLP
 
 WEIGHTS = "weights.safetensors"
@@ -111,9 +111,16 @@ class Checkpoint:
         """The encoder whose arrays the network reads."""
         return self.config.encoder_version
 
-    def encoder(self) -> MetaScheduleEncoder:
-        """The encoder the model was trained with."""
-        return MetaScheduleEncoder(self.vocabulary, length=self.config.length, version=self.config.encoder_version)
+    @property
+    def language(self) -> str:
+        """The schedule language whose programs the model scores."""
+        return language_of(self.config.encoder_version)
+
+    def encoder(self) -> Encoder:
+        """The encoder the model was trained with, of its version, L and E."""
+        return make_encoder(
+            self.vocabulary, self.config.encoder_version, length=self.config.length, width=self.config.width
+        )
 
     def network(self) -> MTLTLP:
         """A network with these weights, in evaluation mode."""
@@ -155,7 +162,7 @@ class Checkpoint:
         for what, found, expected in (
             ("encoder version", manifest.encoder_version, config.encoder_version),
             ("heads", manifest.heads, config.heads),
-            ("row width", config.width, WIDTH),
+            ("row width", config.width, _row_width(config)),
         ):
             if found != expected:
                 raise ModelFormatError(
@@ -168,6 +175,15 @@ class Checkpoint:
             raise ModelFormatError(f"{directory / WEIGHTS} is damaged: {exc}", next_command=_AGAIN) from exc
         _check_shapes(directory, config, state)
         return Checkpoint(config, vocabulary, manifest, state)
+
+
+def _row_width(config: TLPConfig) -> int:
+    """E that the configured encoder writes; Ansor's is chosen with the model."""
+    width = config.width if language_of(config.encoder_version) == ANSOR else None
+    try:
+        return make_encoder(Vocabulary(), config.encoder_version, length=config.length, width=width).width
+    except InvalidInputError as exc:
+        raise ModelFormatError(f"config.json: {exc.message}", next_command=_AGAIN) from exc
 
 
 def _read(directory: Path, name: str) -> bytes:

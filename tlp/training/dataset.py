@@ -9,28 +9,36 @@ Notation
 
 Programs measured on several devices stand once, with one label per device: the trunk runs once for all heads. What is
 kept is decisions, not features; features are made per batch (or once, if they fit `FEATURE_CACHE_BYTES`).
+
+A data set is of one schedule language: that of the encoder; without one given, MetaSchedule's if any of the devices
+has samples of it, else Ansor's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from storage import Device, MeasurementStore, Sketch
+from storage import Device, MeasurementStore, Sketch, Workload
 from tlp.errors import InvalidInputError
-from tlp.language.encoder import WIDTH, MetaScheduleEncoder, grow_vocabulary
-from tlp.language.sketch import LANGUAGE
 from tlp.language.vocabulary import Vocabulary
+from tlp.model import encoders
+from tlp.model.encoders import ANSOR, METASCHEDULE, Encoder
+from tlp.report.progress import say
+from tlp.training.cache import CacheUnavailableError, FeatureCache
 from tlp.training.holdout import Holdout, bucket, choose_holdout
+from tlp.training.snapshot import IntArray, Snapshot, Touched, plain_snapshot
 
 FEATURE_CACHE_BYTES = 1 << 30
 VALIDATION = 20  # one training workload in twenty
 _CHUNK = 4096
+_NOTHING = Touched(0, 0)
 
 
 @dataclass(frozen=True)
@@ -52,11 +60,13 @@ class Dataset:
         duplicates: programs dropped because another one has the same rows.
         watermark: of the snapshot.
         holdout: what was left out.
+        workloads: the workload of each sketch, as many as `sketches`.
+        touched: what making it cost: rows read from the store, programs encoded to compare them.
     """
 
     devices: tuple[Device, ...]
     vocabulary: Vocabulary
-    encoder: MetaScheduleEncoder
+    encoder: Encoder
     sketches: tuple[Sketch, ...]
     sketch_of: npt.NDArray[np.int64]
     decisions: npt.NDArray[np.int32]
@@ -68,6 +78,8 @@ class Dataset:
     duplicates: int
     watermark: int
     holdout: Holdout
+    workloads: tuple[Workload, ...]
+    touched: Touched = _NOTHING
 
     @property
     def device_names(self) -> tuple[str, ...]:
@@ -83,20 +95,22 @@ class Dataset:
     @property
     def feature_bytes(self) -> int:
         """Size of all features at once."""
-        return len(self.decisions) * self.encoder.length * WIDTH * 4
+        return len(self.decisions) * self.encoder.length * self.encoder.width * 4
 
     def features(self, programs: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float32]:
         """Encoded programs: `(N,)` indices → `(N, L, E)`, vectorised by sketch."""
-        return _encode(self.encoder, self.sketches, self.sketch_of[programs], self.decisions[programs])
+        return _encode(self.encoder, self.sketches, self.workloads, self.sketch_of[programs], self.decisions[programs])
 
 
 def _encode(
-    encoder: MetaScheduleEncoder,
+    encoder: Encoder,
     sketches: Sequence[Sketch],
+    workloads: Sequence[Workload],
     sketch_of: npt.NDArray[np.int64],
-    decisions: npt.NDArray[np.int32],
+    decisions: IntArray,
 ) -> npt.NDArray[np.float32]:
-    out = np.empty((len(sketch_of), encoder.length, WIDTH), np.float32)
+    """The one place where training encodes; `workloads` are those of `sketches`, one each."""
+    out = np.empty((len(sketch_of), encoder.length, encoder.width), np.float32)
     order = np.argsort(sketch_of, kind="stable")
     used, starts = np.unique(sketch_of[order], return_index=True)
     for index, start, stop in zip(used, starts, [*starts[1:], len(order)], strict=True):
@@ -104,6 +118,17 @@ def _encode(
         rows = order[start:stop]
         out[rows] = encoder.encode(sketch, decisions[rows, : sketch.decision_width])
     return out
+
+
+def choose_language(counts: Mapping[str, Mapping[str, int]], devices: Collection[str]) -> str:
+    """MetaSchedule's if any of the devices has samples of it, else Ansor's if any has those, else MetaSchedule's.
+
+    Args:
+        counts: what `MeasurementStore.sample_languages` returns.
+        devices: names.
+    """
+    held = {language for name in devices for language in counts.get(name, {})}
+    return ANSOR if ANSOR in held and METASCHEDULE not in held else METASCHEDULE
 
 
 def build_dataset(
@@ -115,10 +140,13 @@ def build_dataset(
     vocabulary: Vocabulary | None = None,
     encoder_version: str | None = None,
     length: int | None = None,
+    language: str | None = None,
+    cache_dir: Path | None = None,
 ) -> Dataset:
     """Training data of some devices at a watermark.
 
-    The same store, watermark and arguments give the same arrays, whatever the order the samples came in.
+    The same store, watermark and arguments give the same arrays, whatever the order the samples came in, and whether
+    there is a cache or not.
 
     Args:
         store: the store.
@@ -126,28 +154,28 @@ def build_dataset(
         watermark: snapshot; None: now.
         holdout: networks to hold out; None: those marked, else 10% of the workloads by hash.
         vocabulary: of the parent model; grows.
-        encoder_version: None: the current one.
+        encoder_version: None: the current one of the language.
         length: L of the encoder; None: the default.
+        language: schedule language; None: the encoder's, else as the module's text says.
+        cache_dir: folder of `tlp.training.cache`; None: read and hash everything, write nothing.
 
     Raises:
         NotFoundError: a device or network the store does not have.
-        InvalidInputError: no device has two programs of one workload that is not held out.
+        InvalidInputError: no device has two programs of one workload that is not held out; a language that the encoder
+            does not read.
+        ModelFormatError: an encoder version this release does not have.
     """
     mark = store.watermark() if watermark is None else watermark
     rows = [store.get_device(name) for name in devices]
     held = choose_holdout(store, holdout)
-    sketches = {s.sketch_id: s for s in store.get_sketches() if s.language == LANGUAGE}
-    frame = _median_latencies(store, devices, mark)
-    samples = dict.fromkeys(devices, 0)
-    samples |= dict(frame.group_by("device").agg(pl.col("n").sum()).iter_rows())
-    frame = frame.filter(
-        pl.col("sketch_id").is_in(list(sketches)) & ~pl.col("workload_id").is_in(list(held.workload_ids))
-    )
+    version = _version(store, rows, mark, language, encoder_version)
+    spoken = encoders.language_of(version)
+    sketches = {s.sketch_id: s for s in store.get_sketches() if s.language == spoken}
+    snapshot = _snapshot(store, devices, mark, sketches, version, length, cache_dir)
     programs = (
-        frame.group_by("program_id")
-        .agg(pl.col("workload_id", "sketch_id", "decisions").first())
+        snapshot.programs.with_row_index("row")
+        .filter(~pl.col("workload_id").is_in(list(held.workload_ids)))
         .sort("workload_id", "sketch_id", "program_id")
-        .with_row_index("index")
     )
     if programs.height == 0:
         raise InvalidInputError(
@@ -156,15 +184,20 @@ def build_dataset(
         )
     used = programs["sketch_id"].unique().sort().to_list()
     kept = tuple(sketches[sketch_id] for sketch_id in used)
+    subgraphs = tuple(store.get_workloads([sketch.workload_id for sketch in kept]))
     sketch_of = programs["sketch_id"].replace_strict(used, range(len(used)), return_dtype=pl.Int64).to_numpy()
-    words = grow_vocabulary(vocabulary or Vocabulary(), kept)
-    options: dict[str, Any] = {} if encoder_version is None else {"version": encoder_version}
-    options |= {} if length is None else {"length": length}
-    encoder = MetaScheduleEncoder(words, **options)
-    decisions = _padded(programs["decisions"], max(sketch.decision_width for sketch in kept))
-    labels = _labels(frame, programs, devices)
+    words = encoders.grow_vocabulary(spoken, vocabulary or encoders.new_vocabulary(spoken), kept)
+    encoder = encoders.make_encoder(words, version, length=length)
+    order = programs["row"].to_numpy()
+    width = max(sketch.decision_width for sketch in kept)
+    decisions = snapshot.decisions[order, :width].astype(np.int32, copy=False)
     workload = programs["workload_id"].rle_id().to_numpy().astype(np.int64)
-    first, labels = _merge_equal(_row_hashes(encoder, kept, sketch_of, decisions), workload, labels)
+    labels = _labels(snapshot, order, workload, devices)
+    if snapshot.hashes is not None and snapshot.unresolved == encoders.unresolved_names(encoder):
+        hashes = snapshot.hashes[order]
+    else:
+        hashes = hash_rows(encoder, kept, subgraphs, sketch_of, decisions)
+    first, labels = _merge_equal(hashes, workload, labels)
     workload = workload[first]
     starts = np.flatnonzero(np.r_[True, np.diff(workload) != 0])
     groups = np.stack([starts, np.r_[starts[1:], len(workload)]], axis=1)
@@ -185,65 +218,88 @@ def build_dataset(
         groups=groups,
         workload_ids=names,
         validation=_choose_validation(names),
-        samples=samples,
+        samples=snapshot.samples,
         duplicates=programs.height - len(first),
         watermark=mark,
         holdout=held,
+        workloads=subgraphs,
+        touched=snapshot.touched,
     )
 
 
-def _median_latencies(store: MeasurementStore, devices: Sequence[str], watermark: int) -> pl.DataFrame:
-    """One row per (device, program): its median latency and how often it was measured, sorted."""
-    parts = [
-        part.select("device", "workload_id", "sketch_id", "program_id", "decisions", "latency_s")
-        for part in store.iter_samples(devices=list(devices), watermark=watermark)
-    ]
-    frame = pl.concat(parts) if parts else store.samples(devices=list(devices), watermark=0)
-    return (
-        frame.group_by("device", "workload_id", "program_id")
-        .agg(
-            pl.col("sketch_id").first(),
-            pl.col("decisions").first(),
-            pl.col("latency_s").median(),
-            pl.len().alias("n"),
+def _version(
+    store: MeasurementStore, devices: Sequence[Device], watermark: int, language: str | None, version: str | None
+) -> str:
+    """The encoder version to use. Raises InvalidInputError, ModelFormatError."""
+    if version is None:
+        names = [device.name for device in devices]
+        spoken = language or choose_language(store.sample_languages(watermark=watermark), names)
+        return encoders.default_version(spoken, devices[0].family if devices else "")
+    encoders.check_version(version)
+    if language not in (None, encoders.language_of(version)):
+        raise InvalidInputError(
+            f"encoder {version} reads {encoders.language_of(version)}, not {language}",
+            next_command="tlp train --from-scratch",
         )
-        .sort("device", "workload_id", "program_id")
-    )
+    return version
 
 
-def _labels(frame: pl.DataFrame, programs: pl.DataFrame, devices: Sequence[str]) -> npt.NDArray[np.float32]:
-    """`(P, H)` min_latency / latency; NaN where the device did not measure the program."""
-    labels = np.full((programs.height, len(devices)), np.nan, np.float32)
-    scaled = frame.with_columns(
-        (pl.col("latency_s").min().over("device", "workload_id") / pl.col("latency_s")).alias("label")
-    ).join(programs.select("program_id", "index"), on="program_id", how="inner")
-    column = scaled["device"].replace_strict(list(devices), range(len(devices)), return_dtype=pl.Int64)
-    labels[scaled["index"].to_numpy(), column.to_numpy()] = scaled["label"].to_numpy()
+def _snapshot(
+    store: MeasurementStore,
+    devices: Sequence[str],
+    watermark: int,
+    sketches: Mapping[str, Sketch],
+    version: str,
+    length: int | None,
+    cache_dir: Path | None,
+) -> Snapshot:
+    if cache_dir is not None:
+        size = encoders.make_encoder(Vocabulary(), version, length=length)
+        cache = FeatureCache(cache_dir, version=version, length=size.length, width=size.width, hash_rows=hash_rows)
+        try:
+            return cache.snapshot(store, devices, watermark, sketches)
+        except CacheUnavailableError as exc:
+            say(f"the feature cache {cache.folder} cannot be used, everything is read from the store: {exc}")
+    return plain_snapshot(store, devices, watermark, sketches)
+
+
+def _labels(
+    snapshot: Snapshot, order: IntArray, workload: npt.NDArray[np.int64], devices: Sequence[str]
+) -> npt.NDArray[np.float32]:
+    """`(P, H)` min_latency / latency; NaN where the device did not measure the program.
+
+    Args:
+        snapshot: its rows are what `order` points into.
+        order: `(P,)` rows, programs of one workload next to each other.
+        workload: `(P,)` ascending numbers.
+        devices: H names.
+    """
+    latency_s = np.full((snapshot.programs.height, len(devices)), np.nan)
+    names = list(devices)
+    column = snapshot.latencies["device"].replace_strict(names, range(len(names)), return_dtype=pl.Int64)
+    latency_s[snapshot.latencies["row"].to_numpy(), column.to_numpy()] = snapshot.latencies["latency_s"].to_numpy()
+    latency_s = latency_s[order]
+    starts = np.flatnonzero(np.r_[True, np.diff(workload) != 0])
+    fastest = np.fmin.reduceat(latency_s, starts, axis=0)
+    labels: npt.NDArray[np.float32] = (fastest[workload] / latency_s).astype(np.float32)
     return labels
 
 
-def _padded(decisions: pl.Series, width: int) -> npt.NDArray[np.int32]:
-    """A column of lists as `(P, D)`, right-padded with 0."""
-    lengths = decisions.list.len().to_numpy().astype(np.int64)
-    flat = decisions.explode().drop_nulls().to_numpy()
-    out = np.zeros((len(lengths), width), np.int32)
-    out[np.arange(width) < lengths[:, None]] = flat
-    return out
-
-
-def _row_hashes(
-    encoder: MetaScheduleEncoder,
+def hash_rows(
+    encoder: Encoder,
     sketches: Sequence[Sketch],
+    workloads: Sequence[Workload],
     sketch_of: npt.NDArray[np.int64],
-    decisions: npt.NDArray[np.int32],
+    decisions: IntArray,
 ) -> npt.NDArray[np.uint64]:
-    """A 64-bit hash of each encoded program: Σ bits·odd random number, modulo 2^64."""
-    factors = np.random.default_rng(0).integers(1, 1 << 63, encoder.length * WIDTH, dtype=np.uint64) * np.uint64(2)
-    factors += np.uint64(1)
+    """A 64-bit hash of each encoded program: Σ bits·odd random number, modulo 2^64. Arguments as of `_encode`."""
+    factors = np.random.default_rng(0).integers(1, 1 << 63, encoder.length * encoder.width, dtype=np.uint64)
+    factors = factors * np.uint64(2) + np.uint64(1)
     hashes = np.empty(len(sketch_of), np.uint64)
-    for start in range(0, len(sketch_of), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        rows = _encode(encoder, sketches, sketch_of[part], decisions[part])
+    order = np.argsort(sketch_of, kind="stable")  # few sketches in each part
+    for start in range(0, len(order), _CHUNK):
+        part = order[start : start + _CHUNK]
+        rows = _encode(encoder, sketches, workloads, sketch_of[part], decisions[part])
         bits = rows.reshape(len(rows), -1).view(np.uint32)
         hashes[part] = (bits * factors).sum(axis=1, dtype=np.uint64)
     return hashes
@@ -253,13 +309,13 @@ def _merge_equal(
     hashes: npt.NDArray[np.uint64], workload: npt.NDArray[np.int64], labels: npt.NDArray[np.float32]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
     """First program of each (workload, hash), in order, and the best label of all that are equal to it."""
-    keys = np.stack([workload.astype(np.uint64), hashes], axis=1)
-    _, first, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-    best = np.full((len(first), labels.shape[1]), -np.inf, np.float32)
-    np.maximum.at(best, group.reshape(-1), np.nan_to_num(labels, nan=-np.inf))
-    best[np.isneginf(best)] = np.nan
-    order = np.argsort(first, kind="stable")
-    return first[order].astype(np.int64), best[order]
+    by_key = np.lexsort((hashes, workload))  # stable: the first of equal ones stays first
+    changes = (np.diff(hashes[by_key]) != 0) | (np.diff(workload[by_key]) != 0)
+    starts = np.flatnonzero(np.r_[True, changes])
+    best = np.fmax.reduceat(labels[by_key], starts, axis=0)
+    first = by_key[starts]
+    order = np.argsort(first)
+    return first[order], best[order]
 
 
 def _choose_validation(workload_ids: Sequence[str]) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +14,7 @@ from storage import Device
 from tlp.errors import InvalidInputError
 from tlp.model.checkpoint import Checkpoint, Manifest
 from tlp.model.config import TLPConfig
+from tlp.model.encoders import ANSOR, language_of
 from tlp.model.nearest import nearest_head
 from tlp.model.network import MTLTLP
 from tlp.training.dataset import Dataset
@@ -75,8 +77,7 @@ class JointStrategy(Strategy):
         """See `Strategy.train`."""
         torch.manual_seed(options.seed)
         if parent is None:
-            sizes = config or TLPConfig(heads=(), length=dataset.encoder.length)
-            network = MTLTLP(sizes.with_heads(dataset.device_names))
+            network = MTLTLP(_sizes(dataset, config))
         else:
             network = warm_start(parent, dataset)
         reports = fit(network, dataset, options, on_epoch)
@@ -86,6 +87,24 @@ class JointStrategy(Strategy):
             manifest=_manifest(dataset, network, options, self.name, parent_version, reports),
             state={key: value.detach().clone() for key, value in network.state_dict().items()},
         )
+
+
+def _sizes(dataset: Dataset, config: TLPConfig | None) -> TLPConfig:
+    """Sizes of a network from scratch that reads the data set's arrays.
+
+    Ansor's rows are the paper's, where a column holds a number or a token depending on the row's kind, so the tokens
+    are fed in as numbers, as in the paper.
+    """
+    encoder = dataset.encoder
+    sizes = config or TLPConfig(heads=())
+    return replace(
+        sizes,
+        heads=dataset.device_names,
+        encoder_version=encoder.version,
+        length=encoder.length,
+        width=encoder.width,
+        token_table=sizes.token_table and language_of(encoder.version) != ANSOR,
+    )
 
 
 def warm_start(parent: Checkpoint, dataset: Dataset) -> MTLTLP:
@@ -101,10 +120,15 @@ def warm_start(parent: Checkpoint, dataset: Dataset) -> MTLTLP:
             "the data set's vocabulary is not the parent model's grown at its end",
             next_command="tlp train --from-scratch",
         )
-    if (dataset.encoder.version, dataset.encoder.length) != (parent.encoder_version, parent.config.length):
+    encoded = dataset.encoder
+    if (encoded.version, encoded.length, encoded.width) != (
+        parent.encoder_version,
+        parent.config.length,
+        parent.config.width,
+    ):
         raise InvalidInputError(
-            f"the data set is encoded as {dataset.encoder.version} with {dataset.encoder.length} rows, the parent "
-            f"model reads {parent.encoder_version} with {parent.config.length}",
+            f"the data set is encoded as {encoded.version} with {encoded.length} x {encoded.width} numbers, the parent "
+            f"model reads {parent.encoder_version} with {parent.config.length} x {parent.config.width}",
             next_command="tlp train --from-scratch",
         )
     network = MTLTLP(parent.config.with_heads(dataset.device_names))
