@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from storage import MeasurementStore
+from storage import Device, MeasurementStore
 from tlp.errors import InvalidInputError, NotFoundError
 from tlp.settings import Settings
 
-BASELINES = ("random",)
+if TYPE_CHECKING:
+    from tlp.registry import Registry, ResolvedModel
+
+BASELINES = ("random", "xgb", "mlp", "single")
 PREDICTOR = "mtl-tlp"
 
 
@@ -18,23 +23,31 @@ def evaluate_version(
     settings: Settings,
     *,
     ref: str = "champion",
-    baselines: Sequence[str] = BASELINES,
+    baselines: Sequence[str] = ("random",),
     family: str | None = None,
+    plot: Path | None = None,
 ) -> dict[str, Any]:
-    """Top-k of a version per device.
+    """Top-k of a version per device, with 95% bootstrap intervals over the held-out tasks.
+
+    Baselines are trained on each device's samples at the version's watermark (`tlp.training.compare`). A program that
+    TVM cannot replay has no features for `xgb` and `mlp`: on a device where one of them is compared, no predictor is
+    asked about it (`left_out` counts them).
 
     Args:
         store: the store.
-        settings: where the registry is, torch's threads and device.
+        settings: where the registry is, training options, torch's threads and device.
         ref: `champion`, another alias, or a version number.
         baselines: out of `BASELINES`; random choice is always there.
-        family: ISA family; None: every one that has samples.
+        family: ISA family; None: every one that has samples and such a version.
+        plot: where to draw the top-k curves, a PNG; None: nothing is drawn.
 
     Returns:
-        `devices` (device → predictor → `top1`, `top5`, `networks`), `watermark`, and `models` (name → version as text).
+        `devices` (device → predictor → `top1`, `top5`, `networks` and what `tlp.training.intervals` adds),
+        `watermark`, `models` (name → version as text), `skipped` (family → why it is not here), `notes`, `left_out`
+        (device → programs), `trained` (device → baseline → programs and seconds) and `plot`.
 
     Raises:
-        InvalidInputError: an unknown baseline, or no measured program of a held-out network.
+        InvalidInputError: an unknown baseline, a plot that is no PNG, or no measured program of a held-out network.
         NotFoundError: no device has samples; no such version; an alias that points nowhere.
         ModelFormatError: the version cannot be read by this release.
         RegistryError: the registry is at fault.
@@ -45,6 +58,8 @@ def evaluate_version(
             f"baseline {unknown[0]!r} is not in this release, there is {', '.join(BASELINES)}",
             next_command="tlp evaluate --baseline random",
         )
+    if plot is not None and plot.suffix.lower() != ".png":
+        raise InvalidInputError(f"the plot {plot} must end in .png", next_command="tlp evaluate --plot top_k.png")
     counts = store.device_counts()
     measured = [device for device in store.list_devices() if counts[device.name].samples_ok]
     families = sorted({device.family for device in measured if family in (None, device.family)})
@@ -52,24 +67,109 @@ def evaluate_version(
         of = f" of family {family}" if family else ""
         raise NotFoundError(f"no device{of} has samples to evaluate on", next_command="tlp device list")
 
-    from tlp.model.checkpoint import Checkpoint
     from tlp.registry import Registry
-    from tlp.training.evaluate import CheckpointScorer, evaluate
+    from tlp.training.evaluate import EvaluationReport, PredictorResult
+    from tlp.training.intervals import with_intervals
 
     registry = Registry(settings, store)
     registry.reconcile()
-    report: dict[str, Any] = {"devices": {}, "watermark": store.watermark(), "models": {}}
-    for name in families:
-        resolved = registry.resolve(name, ref=ref)
-        checkpoint = Checkpoint.load(resolved.checkpoint_dir)
-        scorer = CheckpointScorer(checkpoint, threads=settings.torch_threads, torch_device=settings.torch_device)
-        devices = [device.name for device in measured if device.family == name]
-        result = evaluate(store, devices, {PREDICTOR: scorer}, watermark=report["watermark"])
-        report["devices"] |= result.to_json()["devices"]
-        report["models"][resolved.model] = str(resolved.version)
-    if not report["devices"]:
+    resolved, skipped = _resolve(registry, families, ref)
+    mark = store.watermark()
+    report: dict[str, Any] = {
+        "devices": {},
+        "watermark": mark,
+        "models": {found.model: str(found.version) for found in resolved.values()},
+        "skipped": skipped,
+        "notes": [],
+        "left_out": {},
+        "trained": {},
+        "plot": None,
+    }
+    results: dict[str, dict[str, PredictorResult]] = {}
+    for name, found in resolved.items():
+        of_family = [device for device in measured if device.family == name]
+        results |= _evaluate_family(store, settings, found, of_family, baselines, report)
+    if not results:
         raise InvalidInputError(
             "no held-out network has measured programs, at least two per task are needed",
             next_command=f"tlp measure {measured[0].name} --samples 200",
         )
+    report["devices"] = {
+        device: with_intervals(predictors, reference=PREDICTOR, seed=settings.seed)
+        for device, predictors in results.items()
+    }
+    if plot is not None:
+        from tlp.report import plots
+
+        drawn = plots.top_k_curves(EvaluationReport(results, mark), plot, seed=settings.seed)
+        report["plot"] = str(drawn.absolute())
     return report
+
+
+def default_plot(settings: Settings, ref: str) -> Path:
+    """Where `tlp evaluate` draws if not told: one file per version asked for, drawn anew each time."""
+    return settings.artifacts_dir / "evaluate" / f"top_k-{re.sub(r'[^A-Za-z0-9_-]', '_', ref)}.png"
+
+
+def _resolve(registry: Registry, families: Sequence[str], ref: str) -> tuple[dict[str, ResolvedModel], dict[str, str]]:
+    """The version of each family that has one, and why the others have none; NotFoundError if none has."""
+    resolved: dict[str, ResolvedModel] = {}
+    missing: dict[str, NotFoundError] = {}
+    for name in families:
+        try:
+            resolved[name] = registry.resolve(name, ref=ref)
+        except NotFoundError as exc:
+            missing[name] = exc
+    if not resolved:
+        raise next(iter(missing.values()))
+    return resolved, {name: exc.message for name, exc in missing.items()}
+
+
+def _evaluate_family(
+    store: MeasurementStore,
+    settings: Settings,
+    resolved: ResolvedModel,
+    devices: Sequence[Device],
+    baselines: Sequence[str],
+    report: dict[str, Any],
+) -> dict[str, Any]:
+    """Results per device and predictor; what happened on the way goes into `report`."""
+    from tlp.model.checkpoint import Checkpoint
+    from tlp.training.compare import TRAINED, Baselines, snapshot_of, train_baselines
+    from tlp.training.evaluate import CheckpointScorer, evaluate
+    from tlp.training.holdout import choose_holdout
+
+    checkpoint = Checkpoint.load(resolved.checkpoint_dir)
+    version = CheckpointScorer(checkpoint, threads=settings.torch_threads, torch_device=settings.torch_device)
+    holdout = choose_holdout(store)
+    mark = report["watermark"]
+    names = [name for name in TRAINED if name in baselines]
+    trained_at, note = snapshot_of(store, checkpoint.manifest, mark) if names else (mark, None)
+    report["notes"] += [f"{resolved.model}: {note}"] if note else []
+    found: dict[str, Any] = {}
+    # Baselines are trained only where there is something to rank.
+    for name in evaluate(store, [d.name for d in devices], {}, watermark=mark, holdout=holdout).devices:
+        device = store.get_device(name)
+        made = Baselines()
+        if names:
+            made = train_baselines(
+                store,
+                settings,
+                device,
+                names,
+                checkpoint,
+                watermark=trained_at,
+                evaluated_at=mark,
+                holdout=holdout,
+            )
+        scorers = {PREDICTOR: version} | made.scorers
+        ranked = evaluate(store, [name], scorers, watermark=mark, holdout=holdout, exclude=made.exclude).devices
+        if not ranked:
+            made.leave_out_features(f"{name}: TVM can replay no two programs of any held-out task")
+            scorers = {PREDICTOR: version} | made.scorers
+            ranked = evaluate(store, [name], scorers, watermark=mark, holdout=holdout).devices
+        found |= ranked
+        report["notes"] += made.notes
+        report["left_out"] |= {name: len(made.exclude)} if made.exclude else {}
+        report["trained"] |= {name: made.facts} if made.facts else {}
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,19 +13,30 @@ from tlp.cli._output import Output, command
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    command(app, "evaluate", example="tlp evaluate --model champion --baseline random")(evaluate)
+    command(app, "evaluate", example="tlp evaluate --model champion --baseline random,xgb,mlp,single")(evaluate)
 
 
 def evaluate(
     model: Annotated[str, typer.Option(help="champion or a version number.")] = "champion",
-    baseline: Annotated[str, typer.Option(help="Baselines to compare with, comma-separated: random.")] = "random",
-    family: Annotated[str | None, typer.Option(help="ISA family; default: every one with devices.")] = None,
+    baseline: Annotated[
+        str,
+        typer.Option(
+            help="Baselines to compare with, comma-separated: random, xgb and mlp (TVM's cost models), single "
+            "(single-task TLP). All but random are trained first, on each device's samples of the same split."
+        ),
+    ] = "random",
+    family: Annotated[str | None, typer.Option(help="ISA family; default: every one with such a version.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="PNG to draw the top-k curves to; default: a file under TLP_HOME/artifacts.")
+    ] = None,
 ) -> Output:
     """Top-1 and top-5 of a model version on the held-out networks, per device, beside baselines."""
-    from tlp.evaluation import evaluate_version
+    from tlp.evaluation import default_plot, evaluate_version
     from tlp.report import tables
 
     settings, store = open_all()
     names = [name.strip() for name in baseline.split(",") if name.strip()]
-    report = evaluate_version(store, settings, ref=model, baselines=names, family=family)
+    report = evaluate_version(
+        store, settings, ref=model, baselines=names, family=family, plot=plot or default_plot(settings, model)
+    )
     return Output(report, lambda: tables.evaluation(report))

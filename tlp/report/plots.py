@@ -32,13 +32,17 @@ def _colour(name: str, index: int) -> str:
     return _RANDOM_COLOUR if name == "random" else f"C{index}"
 
 
-def top_k_curves(report: EvaluationReport, path: Path) -> Path:
-    """Top-k against k, one panel per device, one line per predictor. Returns `path`."""
+def top_k_curves(report: EvaluationReport, path: Path, *, seed: int = 0) -> Path:
+    """Top-k against k with 95% bands over tasks, one panel per device, one line per predictor. Returns `path`."""
+    from tlp.training.intervals import resample
+
     with _figure(path, max(len(report.devices), 1)) as axes:
         for axis, (device, predictors) in zip(axes[0], report.devices.items(), strict=False):
             for index, (name, result) in enumerate(sorted(predictors.items())):
                 curve = result.curve()
-                axis.plot(range(1, len(curve) + 1), curve, marker="o", ms=3, label=name, color=_colour(name, index))
+                ks, colour = range(1, len(curve) + 1), _colour(name, index)
+                axis.fill_between(ks, *resample(result, seed=seed).band(), color=colour, alpha=0.12, linewidth=0)
+                axis.plot(ks, curve, marker="o", ms=3, label=name, color=colour)
             axis.set(title=device, xlabel="k, programs measured per task", ylabel="top-k", ylim=(0, 1.02))
             axis.grid(alpha=0.3)
             axis.legend(loc="lower right")

@@ -205,15 +205,41 @@ def train_report(report: Row) -> list[RenderableType]:
     return parts
 
 
-def evaluation(report: Row) -> RenderableType:
+def evaluation(report: Row) -> list[RenderableType]:
     """The answer of `tlp evaluate`."""
     cells = [
-        (device, predictor, network, score(values["top1"]), score(values["top5"]))
+        (device, predictor, network, with_interval(values, "top1"), with_interval(values, "top5"))
         for device, predictors in report["devices"].items()
         for predictor, total in predictors.items()
         for network, values in [*total["networks"].items(), ("all", total)]
     ]
-    return make("held-out networks", ("device", "predictor", "network", "top-1", "top-5"), cells)
+    columns = ("device", "predictor", "network", "top-1 [95%]", "top-5 [95%]")
+    parts: list[RenderableType] = [make("held-out networks", columns, cells)]
+    ahead = [
+        (device, predictor, *(with_interval(total["ahead"], key, sign="+") for key in ("top1", "top5")))
+        for device, predictors in report["devices"].items()
+        for predictor, total in predictors.items()
+        if total["ahead"]
+    ]
+    parts.append(make("how far the model is ahead, paired by task", ("device", "of", *columns[3:]), ahead))
+    trained = [
+        f"{device}: {name} trained on {facts['programs']} programs in {duration(facts['seconds'])}"
+        for device, baselines in report["trained"].items()
+        for name, facts in baselines.items()
+    ]
+    left = [
+        f"{device}: {count} held-out programs that TVM cannot replay are left out for all predictors"
+        for device, count in report["left_out"].items()
+    ]
+    skipped = [f"family {family} skipped: {reason}" for family, reason in report["skipped"].items()]
+    plot = [f"top-k curves: {report['plot']}"] if report["plot"] else []
+    return [*parts, *trained, *left, *report["notes"], *skipped, *plot]
+
+
+def with_interval(values: Row, key: str, *, sign: str = "") -> str:
+    """A score and its interval, `0.643 [0.530, 0.741]`."""
+    low, high = values[f"{key}_interval"]
+    return f"{values[key]:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
 
 
 def tuning_report(report: Row) -> list[RenderableType]:

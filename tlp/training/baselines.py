@@ -20,6 +20,7 @@ import random
 import tempfile
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
@@ -45,19 +46,19 @@ class Group:
 
     Attributes:
         workload_id: which.
-        programs: N distinct programs.
+        program_ids: of N distinct programs.
+        programs: the programs themselves.
         latency_s: `(N,)` median seconds.
     """
 
     workload_id: str
+    program_ids: tuple[str, ...]
     programs: Programs
     latency_s: npt.NDArray[np.float64]
 
 
-def training_groups(
-    store: MeasurementStore, device: str, *, watermark: int, held_out: Sequence[str] | frozenset[str]
-) -> list[Group]:
-    """What a baseline is trained on: OK programs of workloads that are not held out, sorted, with median latency.
+def training_groups(store: MeasurementStore, device: str, *, watermark: int, held_out: AbstractSet[str]) -> list[Group]:
+    """What a baseline is trained on: the OK programs of a device outside the held-out workloads, sorted.
 
     Args:
         store: the store.
@@ -65,10 +66,23 @@ def training_groups(
         watermark: newest sample that counts.
         held_out: ids of workloads to leave out.
     """
+    return _groups(
+        store, store.samples(devices=[device], watermark=watermark), ~pl.col("workload_id").is_in(sorted(held_out))
+    )
+
+
+def held_out_groups(store: MeasurementStore, device: str, *, watermark: int, held_out: AbstractSet[str]) -> list[Group]:
+    """What an evaluation ranks: the OK programs of a device in the held-out workloads, sorted."""
+    if not held_out:
+        return []
+    frame = store.samples(devices=[device], watermark=watermark, workload_ids=sorted(held_out))
+    return _groups(store, frame, pl.lit(True))
+
+
+def _groups(store: MeasurementStore, samples: pl.DataFrame, keep: pl.Expr) -> list[Group]:
     sketches = {s.sketch_id: s for s in store.get_sketches() if s.language == LANGUAGE}
     frame = (
-        store.samples(devices=[device], watermark=watermark)
-        .filter(pl.col("sketch_id").is_in(list(sketches)) & ~pl.col("workload_id").is_in(sorted(held_out)))
+        samples.filter(pl.col("sketch_id").is_in(list(sketches)) & keep)
         .group_by("workload_id", "program_id")
         .agg(pl.col("sketch_id", "decisions").first(), pl.col("latency_s").median())
         .sort("workload_id", "program_id")
@@ -76,10 +90,8 @@ def training_groups(
     return [
         Group(
             str(part["workload_id"][0]),
-            [
-                (sketches[s], tuple(d))
-                for s, d in zip(part["sketch_id"].to_list(), part["decisions"].to_list(), strict=True)
-            ],
+            tuple(part["program_id"].to_list()),
+            [(sketches[s], tuple(d)) for s, d in part.select("sketch_id", "decisions").iter_rows()],
             part["latency_s"].to_numpy(),
         )
         for part in frame.partition_by("workload_id", maintain_order=True)
@@ -206,6 +218,8 @@ class MLPScorer(FeatureScorer):
                 return
             except IndexError:  # a last batch of one program: the loss wants a list
                 continue
+            except FileNotFoundError as exc:  # no epoch was the best one, so its weights were not kept
+                raise InvalidInputError("MLPModel found no finite loss in any epoch") from exc
         raise InvalidInputError(f"MLPModel cannot be trained in batches of {_MLP_BATCHES[0]} programs or a few less")
 
     def _train_full(self, groups: Sequence[tuple[list[Rows], npt.NDArray[np.float64]]], batch: int) -> None:

@@ -1,6 +1,6 @@
 """How far a top-k could be off because of the tasks that happen to be held out: bootstrap intervals over tasks.
 
-Notation: T tasks of one device, K = MAX_K, R resamples.
+Notation: T tasks of one device, K = `MAX_K`, R resamples.
 
 A resample draws T tasks with replacement and computes top-k from them. The draws depend on T and the seed only, so two
 predictors of the same tasks are resampled alike: their difference is paired, what tasks differ in cancels out. The
@@ -9,13 +9,14 @@ interval is the middle 95% of the resamples. It says nothing of what another see
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tlp.training.evaluate import MAX_K, RANDOM, PredictorResult
+from tlp.training.evaluate import PredictorResult
 
 LEVEL = 0.95
 RESAMPLES = 2000
@@ -78,7 +79,7 @@ def _ends(values: FloatArray) -> FloatArray:
 
 
 def with_intervals(
-    predictors: dict[str, PredictorResult], *, reference: str, resamples: int = RESAMPLES, seed: int = 0
+    predictors: Mapping[str, PredictorResult], *, reference: str, resamples: int = RESAMPLES, seed: int = 0
 ) -> dict[str, Any]:
     """What `PredictorResult.to_json` gives for each predictor of a device, with intervals.
 
@@ -109,6 +110,3 @@ def with_intervals(
             }
         found[name] = entry
     return found
-
-
-__all__ = ["LEVEL", "MAX_K", "RANDOM", "RESAMPLES", "SHOWN", "Resampled", "draw_counts", "resample", "with_intervals"]
