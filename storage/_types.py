@@ -330,6 +330,8 @@ class ImportReport:
         workloads: workloads that were new.
         more_skipped: left out like `skipped`, but no longer named one by one: a damaged source of any size must fit
             memory. `read = stored + duplicates + len(skipped) + more_skipped`.
+        not_replayable: of the measurements that were not skipped, how many are of programs that the installed TVM
+            cannot build again (they can be trained on), by reason. Only MetaSchedule databases are looked at so.
     """
 
     read: int
@@ -339,3 +341,4 @@ class ImportReport:
     skipped: tuple[SkippedLine, ...]
     workloads: int
     more_skipped: int = 0
+    not_replayable: Mapping[str, int] = field(default_factory=dict)

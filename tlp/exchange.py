@@ -56,9 +56,10 @@ def import_metaschedule(
     store: MeasurementStore, settings: Settings, path: Path, *, device: str, target: str | None
 ) -> dict[str, Any]:
     """Import a MetaSchedule database; see `tlp.programs.metaschedule_db.import_metaschedule` for what it raises."""
-    from tlp.programs import metaschedule_db
+    from tlp.programs import metaschedule_db, metaschedule_files
 
     require_there(path)
+    metaschedule_files.require_database(path)  # before a device is enrolled for it
     ensure_device(store, settings, device, target)
     return to_json(metaschedule_db.import_metaschedule(store, path, device))
 

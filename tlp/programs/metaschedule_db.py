@@ -9,7 +9,8 @@ from pathlib import Path
 from storage import MeasurementStore, Network, NetworkTask
 from tlp.errors import AlreadyExistsError, InvalidInputError
 from tlp.programs.metaschedule_export import ExportReport, export_metaschedule
-from tlp.programs.metaschedule_import import import_metaschedule, numbered_lines
+from tlp.programs.metaschedule_files import numbered_lines
+from tlp.programs.metaschedule_import import import_metaschedule
 
 __all__ = ["ExportReport", "export_metaschedule", "import_metaschedule", "import_networks"]
 

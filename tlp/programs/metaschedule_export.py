@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from storage import MeasurementStore
+import polars as pl
+
+from storage import MeasurementState, MeasurementStore
 from tlp.errors import InvalidInputError
 from tlp.programs._tvm import map_tvm_errors
-from tlp.programs.metaschedule_import import RECORDS, WORKLOADS
+from tlp.programs.metaschedule_files import RECORDS, WORKLOADS
 from tlp.programs.space import DesignSpace
 
 
@@ -41,13 +43,18 @@ def export_metaschedule(
 ) -> ExportReport:
     """Write the fastest programs of a device as `database_workload.json` and `database_tuning_record.json`.
 
-    Each record holds the whole trace, post-processing included, made again from sketch and decisions, and the median
-    latency in seconds. Load it with `meta_schedule.database.JSONDatabase(work_dir=folder)`; applied to the module of
-    `networks.import_relax` by `relax.transform.MetaScheduleApplyDatabase`.
+    A record is one measurement: the whole trace, post-processing included, made again from sketch and decisions, and
+    every repeat in seconds. A program that was measured several times has several records; failures have none. Load it
+    with `meta_schedule.database.JSONDatabase(work_dir=folder)`, which ranks records by the mean of their repeats (this
+    store ranks programs by their median); applied to the module of `networks.import_relax` by
+    `relax.transform.MetaScheduleApplyDatabase`.
+
+    Imported into this store again it adds nothing; imported into an empty store with a device of the same target, it
+    is exported again byte for byte.
 
     Args:
         store: holds the measurements.
-        folder: made if it is not there. Both files appear complete or not at all.
+        folder: made if it is not there. The database appears complete or not at all.
         device: whose measurements.
         workload_ids: only these subgraphs; None: all that were measured on the device.
         top: how many programs per subgraph, fastest first.
@@ -71,6 +78,7 @@ def export_metaschedule(
             next_command=f"tlp measure {device} --samples 100",
         )
     sketches = {s.sketch_id: s for s in store.get_sketches(sorted({r["sketch_id"] for r in best}))}
+    repeats = _repeats(store, device, [r["program_id"] for r in best])
     rows: dict[str, list[dict[str, Any]]] = {}
     for record in best:
         rows.setdefault(record["workload_id"], []).append(record)
@@ -94,15 +102,35 @@ def export_metaschedule(
                     if candidate is None or candidate.program.program_id != record["program_id"]:
                         skipped.append(f"program {record['program_id']} of {workload.name} is not valid on this device")
                         continue
-                    _commit(database, space, candidate.schedule, float(record["latency_s"]))
-                    added += 1
+                    for run_secs in repeats[record["program_id"]]:
+                        _commit(database, space, candidate.schedule, run_secs)
+                        added += 1
                 records += added
                 written += added > 0
+            if not records:
+                raise InvalidInputError(
+                    f"nothing to export: none of {len(best)} program(s) can be built, the first because {skipped[0]}",
+                    next_command=f"tlp measure {device} --samples 100",
+                )
+            # Records without their workloads would be read as others': they go first and come last.
+            (folder / RECORDS).unlink(missing_ok=True)
             for name in (WORKLOADS, RECORDS):
                 (Path(scratch) / name).replace(folder / name)
     except OSError as exc:
         raise InvalidInputError(f"{folder} cannot be written: {exc.strerror or exc}") from exc
     return ExportReport(written, records, tuple(skipped))
+
+
+def _repeats(store: MeasurementStore, device: str, program_ids: Sequence[str]) -> dict[str, list[list[float]]]:
+    """The repeats of each OK measurement of those programs, seconds, oldest measurement first, equal ones once."""
+    wanted = pl.DataFrame({"program_id": program_ids}, schema={"program_id": pl.String})
+    rows = store.measurements(device=device, states=[MeasurementState.OK]).select("program_id", "run_secs")
+    found: dict[str, list[list[float]]] = {}
+    for program_id, run_secs in rows.join(wanted, on="program_id", how="semi", maintain_order="left").iter_rows():
+        of_program = found.setdefault(program_id, [])
+        if run_secs not in of_program:
+            of_program.append(run_secs)
+    return found
 
 
 def _new_database(folder: Path) -> Any:
@@ -112,7 +140,7 @@ def _new_database(folder: Path) -> Any:
         return ms.database.JSONDatabase(str(folder / WORKLOADS), str(folder / RECORDS), allow_missing=True)
 
 
-def _commit(database: Any, space: DesignSpace, schedule: Any, latency_s: float) -> None:
+def _commit(database: Any, space: DesignSpace, schedule: Any, run_secs: Sequence[float]) -> None:
     with map_tvm_errors(f"a record of {space.workload.name} cannot be written"):
         from tvm.s_tir import meta_schedule as ms
         from tvm.s_tir.meta_schedule.arg_info import ArgInfo
@@ -121,7 +149,7 @@ def _commit(database: Any, space: DesignSpace, schedule: Any, latency_s: float) 
         record = ms.database.TuningRecord(
             schedule.trace,
             database.commit_workload(space.module),
-            run_secs=[latency_s],
+            run_secs=list(run_secs),
             target=Target(space.target),
             args_info=ArgInfo.from_entry_func(schedule.mod, remove_preproc=True),
         )

@@ -1,25 +1,13 @@
-"""MetaSchedule's JSON databases into the store.
-
-A database is a folder with `database_workload.json` (one `[structural hash, base64 of the module]` per line) and
-`database_tuning_record.json` (one `[workload line, [trace, run seconds, target, arguments]]` per line), each of them
-gzipped or not (`tvm/src/s_tir/meta_schedule/database/json_database.cc`).
-"""
+"""MetaSchedule's JSON databases into the store: files in `metaschedule_files`, lines in `metaschedule_records`."""
 
 from __future__ import annotations
 
-import base64
-import binascii
-import gzip
-import json
-import math
-import zlib
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
-
-import orjson
 
 from storage import (
     Device,
@@ -34,23 +22,17 @@ from storage import (
     SkippedLine,
     Workload,
     canonical_json,
-    stable_id,
 )
 from tlp.errors import InvalidInputError
-from tlp.language.sketch import LANGUAGE, from_trace, split_trace
+from tlp.language.sketch import LANGUAGE
+from tlp.programs.metaschedule_files import StoredModule, numbered_lines, read_modules, require_database
+from tlp.programs.metaschedule_modules import FoundWorkload, make_workload, sketch_problem
+from tlp.programs.metaschedule_records import Record, check_sketch, measurement_id, parse_record, to_program
 from tlp.programs.targets import family_of
 from tlp.runs import open_run
 
-WORKLOADS: Final = "database_workload.json"
-RECORDS: Final = "database_tuning_record.json"
 BATCH_ROWS: Final = 1000  # records per transaction
 MAX_SKIPPED: Final = 1000  # skipped lines that are named one by one
-# MetaSchedule writes 1e10 s for a program that failed to build or run; nothing runs for 30 years.
-FAILED_SECS: Final = 1e9
-
-_HELP: Final = "tlp import metaschedule --help"
-# Instructions that were renamed: releases before 0.26 called s_tir's blocks "blocks". Same arguments.
-_RENAMED: Final = {"GetBlock": "GetSBlock"}
 
 
 def import_metaschedule(
@@ -58,16 +40,19 @@ def import_metaschedule(
 ) -> ImportReport:
     """Import a database as measurements of a device, in a run of kind IMPORT.
 
-    Costs of 1e9 s and more become RUN_ERROR, never latencies. A line is skipped with a reason if it is cut, refers to
-    a workload that is not there, has a trace without all its decisions, or a target of another kind or family than the
-    device's. A measurement is known by its content, so importing the same file again adds nothing.
+    Costs of 1e9 s and more become RUN_ERROR, never latencies. A line is skipped with a reason if it is cut or corrupt,
+    has a trace without all its decisions, or a target of another kind or family than the device's.
 
-    Modules in an encoding this TVM cannot read any more (before 0.19) are kept as they are: their programs can be
-    trained on but not built.
+    The same program with the same repeats on the same device is the same measurement: importing a database again adds
+    nothing, and neither does importing what was exported from this store.
+
+    What the installed TVM cannot build again is stored as well, and can be trained on; the report counts it, by reason
+    (`not_replayable`): the module is of another release, damaged or not in the database, or TVM does not know a
+    primitive.
 
     Args:
         store: where to.
-        folder: of the database, or its record file.
+        folder: of the database, or its record file. The workload file may be missing.
         device: whose measurements they are.
         on_progress: called with the number of records read so far, once per batch.
 
@@ -76,8 +61,8 @@ def import_metaschedule(
         InvalidInputError: the folder holds no database. Nothing was stored.
     """
     row = store.get_device(device)
-    records = _find(folder if folder.is_dir() else folder.parent, RECORDS)
-    modules = _read_modules(_find(records.parent, WORKLOADS))
+    records = require_database(folder)
+    modules = read_modules(records.parent)
     params = {"language": LANGUAGE, "source": str(folder)}
     with open_run(store, RunKind.IMPORT, device=device, params=params) as run:
         importer = _Importer(store, row, run.run_id, modules)
@@ -98,60 +83,28 @@ def import_metaschedule(
             "failed_measurements": report.failed_measurements,
             "skipped": len(report.skipped) + report.more_skipped,
             "workloads": report.workloads,
+            "not_replayable": dict(report.not_replayable),
         }
     return report
-
-
-def _find(folder: Path, name: str) -> Path:
-    for path in (folder / name, folder / f"{name}.gz"):
-        if path.is_file():
-            return path
-    raise InvalidInputError(f"{folder} holds no MetaSchedule database: there is no {name}", next_command=_HELP)
-
-
-def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not blank, with their numbers from 1; a cut gzip file ends with an empty line."""
-    number = 0
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            for number, line in enumerate(stream, 1):
-                if line.strip():
-                    yield number, line
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        yield number + 1, b""
-    except OSError as exc:
-        raise InvalidInputError(f"{path} cannot be read: {exc}", next_command=_HELP) from exc
-
-
-def _read_modules(path: Path) -> list[tuple[str, str] | None]:
-    """Structural hash and JSON text per line; None where a line is damaged."""
-    found: list[tuple[str, str] | None] = []
-    for number, line in numbered_lines(path):
-        # Records count lines, so a blank or damaged one keeps its place.
-        found += [None] * (number - 1 - len(found))
-        try:
-            digest, encoded = json.loads(line)
-            # tvm's Base64 stream: 8 bytes of length, then the text.
-            text = base64.b64decode(encoded, validate=True)[8:].decode()
-            found.append((str(digest), text) if text.startswith("{") else None)
-        except (ValueError, TypeError, binascii.Error):
-            found.append(None)
-    return found
 
 
 class _Importer:
     """Collects records into batches and hands them to the store."""
 
     def __init__(
-        self, store: MeasurementStore, device: Device, run_id: str, modules: list[tuple[str, str] | None]
+        self, store: MeasurementStore, device: Device, run_id: str, modules: Sequence[StoredModule | None]
     ) -> None:
         self._store, self._device, self._run_id, self._modules = store, device, run_id, modules
-        self._workloads: dict[int, Workload] = {}
-        self._conflicts: dict[str, str | None] = {}
+        self._found: dict[int, FoundWorkload] = {}  # by line of the workload file
+        self._problems: dict[str, str | None] = {}  # by sketch
+        self._conflicts: dict[str, str | None] = {}  # by target
+        self._there = _stored_ids(store, device.name)
+        self._new_workloads: list[Workload] = []
         self._sketches: dict[str, Sketch] = {}
         self._programs: dict[str, Program] = {}
         self._measurements: dict[str, Measurement] = {}
         self._skipped: list[SkippedLine] = []
+        self._not_replayable: Counter[str] = Counter()
         self.lines = self._stored = self._duplicates = self._failed = self._new = self._more_skipped = 0
 
     @property
@@ -163,41 +116,51 @@ class _Importer:
         """Take in one line of the record file."""
         self.lines += 1
         try:
-            self._add(line, *_parse(line))
+            self._add(parse_record(line))
         except InvalidInputError as exc:
             if len(self._skipped) < MAX_SKIPPED:
                 self._skipped.append(SkippedLine(number, exc.message))
             else:
                 self._more_skipped += 1
 
-    def _add(self, line: bytes, index: int, trace: Any, run_secs: Any, target: Any, args: Any) -> None:
-        seconds = _seconds(run_secs)
-        conflict = self._conflict(target)
+    def _add(self, record: Record) -> None:
+        conflict = self._conflict(record.target)
         if conflict:
             raise InvalidInputError(conflict)
-        workload = self._workload(index, args)
-        sketch, program = _from_trace(workload.workload_id, trace, booleans=b"true" in line or b"false" in line)
-        # Without the line's first field: the same record in a database with other workloads before it is the same.
-        content = line.strip().partition(b",")[2].decode()
-        measurement_id = stable_id(LANGUAGE, self._device.name, workload.workload_id, content)
-        if measurement_id in self._measurements:
+        found = self._found.get(record.workload) or make_workload(record, self._module(record.workload))
+        sketch, program = to_program(found.workload.workload_id, record)
+        if sketch.sketch_id not in self._problems:
+            check_sketch(sketch)
+            self._problems[sketch.sketch_id] = found.problem or sketch_problem(sketch)
+        # Nothing of a line that is skipped is left behind, its workload neither.
+        if record.workload not in self._found:
+            self._found[record.workload] = found
+            self._new_workloads.append(found.workload)
+        problem = self._problems[sketch.sketch_id]
+        if problem is not None:
+            self._not_replayable[problem] += 1
+        failed = not record.seconds
+        self._failed += failed
+        key = measurement_id(self._device.name, program.program_id, record.seconds)
+        if key in self._there or key in self._measurements:
             self._duplicates += 1
             return
-        failed = max(seconds) >= FAILED_SECS
-        self._failed += failed
         self._sketches.setdefault(sketch.sketch_id, sketch)
         self._programs.setdefault(program.program_id, program)
-        self._measurements[measurement_id] = Measurement(
-            measurement_id,
+        self._measurements[key] = Measurement(
+            key,
             program.program_id,
             self._device.name,
             self._run_id,
             datetime.now(UTC),
             MeasurementState.RUN_ERROR if failed else MeasurementState.OK,
-            () if failed else tuple(seconds),
-            None if failed else median(seconds),
+            record.seconds,
+            None if failed else median(record.seconds),
             "MetaSchedule recorded it as failed to build or run" if failed else None,
         )
+
+    def _module(self, index: int) -> StoredModule | None:
+        return self._modules[index] if index < len(self._modules) else None
 
     def _conflict(self, target: Any) -> str | None:
         """Why records of that target are not of the device; None if they may be."""
@@ -209,24 +172,18 @@ class _Importer:
                 conflict = f"the target {key} has no kind"
             elif kind != self._device.target.get("kind"):
                 conflict = f"target kind {kind} is not the device's {self._device.target.get('kind')}"
+            elif not isinstance(target.get("mcpu", ""), str):
+                conflict = f"the target {key} names no CPU"
             elif family_of(target) != self._device.family:
                 conflict = f"target family {family_of(target)} is not the device's {self._device.family}"
             self._conflicts[key] = conflict
         return self._conflicts[key]
 
-    def _workload(self, index: Any, args: Any) -> Workload:
-        if index in self._workloads:
-            return self._workloads[index]
-        entry = self._modules[index] if 0 <= index < len(self._modules) else None
-        if entry is None:
-            raise InvalidInputError(f"there is no workload {index}")
-        workload = _make_workload(entry[0], entry[1], args)
-        self._new += self._store.add_workloads([workload])
-        self._workloads[index] = workload
-        return workload
-
     def flush(self) -> None:
         """Hand what was collected to the store."""
+        if self._new_workloads:
+            self._new += self._store.add_workloads(self._new_workloads)
+            self._new_workloads = []
         if not self._measurements:
             return
         batch = MeasurementBatch(
@@ -235,6 +192,7 @@ class _Importer:
         new = self._store.add_measurements(batch)
         self._stored += new
         self._duplicates += len(self._measurements) - new
+        self._there.update(self._measurements)
         self._sketches, self._programs, self._measurements = {}, {}, {}
 
     def report(self) -> ImportReport:
@@ -247,56 +205,11 @@ class _Importer:
             skipped=tuple(self._skipped),
             workloads=self._new,
             more_skipped=self._more_skipped,
+            not_replayable=dict(self._not_replayable.most_common()),
         )
 
 
-def _parse(line: bytes) -> tuple[int, Any, Any, Any, Any]:
-    """Workload line, trace, run seconds, target and arguments of a record."""
-    try:
-        index, (trace, run_secs, target, args) = orjson.loads(line)
-        return int(index), trace, run_secs, target, args
-    except (ValueError, TypeError) as exc:
-        reason = "is not a MetaSchedule record" if line.endswith(b"\n") else "is cut"
-        raise InvalidInputError(f"the line {reason}") from exc
-
-
-def _seconds(run_secs: Any) -> list[float]:
-    if not isinstance(run_secs, list) or not run_secs:
-        raise InvalidInputError("the record has no run seconds")
-    if not all(isinstance(s, int | float) and math.isfinite(s) and s > 0 for s in run_secs):
-        raise InvalidInputError(f"run seconds {run_secs[:3]} are not positive numbers")
-    return [float(s) for s in run_secs]
-
-
-def _from_trace(workload_id: str, trace: Any, *, booleans: bool) -> tuple[Sketch, Program]:
-    """As `from_trace`, with today's instruction names, and booleans as integers like `JSONDatabase` writes them."""
-    from tlp.programs._tvm import to_plain
-
-    try:
-        instructions, decisions = split_trace(to_plain(trace) if booleans else trace)
-        renamed = [[_RENAMED.get(kind, kind), *rest] for kind, *rest in instructions]
-        return from_trace(workload_id, [renamed, list(decisions.items())])
-    except (ValueError, TypeError, LookupError) as exc:
-        raise InvalidInputError(f"not a MetaSchedule trace: {exc}") from exc
-
-
-def _shapes(args: Any) -> list[list[Any]]:
-    """`[["TENSOR", dtype, shape], …]` as a workload's context has it; empty if it is something else."""
-    try:
-        return [[str(dtype), [int(d) for d in shape]] for _kind, dtype, shape in args]
-    except (ValueError, TypeError):
-        return []
-
-
-def _make_workload(digest: str, text: str, args: Any) -> Workload:
-    """The workload of a module's JSON; of the bare text if this TVM cannot read it, with the record's arguments."""
-    from tlp.programs.workloads import block_names, parse_module, workload_from_module
-
-    try:
-        module = parse_module(text)
-    # TVM refuses encodings it does not know with ValueError, KeyError or InternalError.
-    except (RuntimeError, ValueError, TypeError, KeyError):
-        shapes = _shapes(args)
-        return Workload.make(f"imported_{digest[:8]}", text, digest, {"args": shapes})
-    names = [name for name in block_names(module) if name != "root"]
-    return workload_from_module("_".join(names)[:80] or "imported", module)
+def _stored_ids(store: MeasurementStore, device: str) -> set[str]:
+    """`measurement_id` of what the device has already, whoever measured it and under whichever key."""
+    rows = store.measurements(device=device).select("program_id", "run_secs").iter_rows()
+    return {measurement_id(device, program_id, run_secs) for program_id, run_secs in rows}
