@@ -149,7 +149,8 @@ class PerStoreFeatures:
 
 def _load(path: Path) -> dict[str, Rows]:
     """One part. Raises one of `_DAMAGED`."""
-    with np.load(path, allow_pickle=False) as part:
+    # Opened here: numpy leaves a file that is no archive open.
+    with path.open("rb") as stream, np.load(stream, allow_pickle=False) as part:
         ids, offsets, rows = part["ids"].tolist(), part["offsets"], part["rows"]
     shapes_fit = rows.shape == (int(offsets[-1]), WIDTH) and rows.dtype == np.float32
     if not shapes_fit or len(offsets) != len(ids) + 1 or offsets[0] != 0 or (np.diff(offsets) < 0).any():
