@@ -73,13 +73,12 @@ def import_ansor(
     """
     from tlp.programs import ansor_files, ansor_import
 
-    if str(path) == "-":
+    if str(path) != "-":
+        require_there(path)
+    # Opened, and seen to be a log, before a device is enrolled for it.
+    with ansor_files.open_source(sys.stdin.buffer if str(path) == "-" else path) as source:
         ensure_device(store, settings, device, target)
-        return to_json(ansor_import.import_ansor(store, sys.stdin.buffer, device=device))
-    require_there(path)
-    ansor_files.require_log(path)  # before a device is enrolled for it
-    ensure_device(store, settings, device, target)
-    return to_json(ansor_import.import_ansor(store, path, device=device))
+        return to_json(ansor_import.import_opened(store, source, device=device))
 
 
 def import_folder(store: MeasurementStore, path: Path) -> dict[str, Any]:

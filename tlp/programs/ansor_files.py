@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import orjson
 
@@ -88,13 +88,33 @@ def numbered_lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
         raise InvalidInputError(f"reading stopped after line {number}: {exc}") from exc
 
 
-def require_log(source: Path) -> None:
-    """Raise InvalidInputError if there is nothing to import, as `import_ansor` would."""
-    if source.is_dir():
-        find_logs(source)
-    else:
-        with open_log(source) as stream:
-            checked_lines(stream, str(source))
+class Source(NamedTuple):
+    """What is imported, opened and seen to be a log.
+
+    Attributes:
+        name: as reports call it.
+        logs: names and lines; a folder's files are opened one after the other.
+        foreign: files of a folder that are no logs, each with its reason.
+    """
+
+    name: str
+    logs: Iterator[tuple[str, Iterator[Line]]]
+    foreign: list[tuple[str, str]]
+
+
+@contextmanager
+def open_source(source: Path | BinaryIO) -> Iterator[Source]:
+    """A file, a folder or a stream, opened **once**: a pipe (`<(zcat log.gz)`, standard input) cannot be rewound.
+
+    Raises:
+        InvalidInputError: there is nothing to import: no such file, an AutoTVM log, no log at all.
+    """
+    name = str(source) if isinstance(source, Path) else "standard input"
+    if isinstance(source, Path) and source.is_dir():
+        yield Source(name, *find_logs(source))
+        return
+    with open_log(source) as stream:
+        yield Source(name, iter([(name, checked_lines(stream, name))]), [])
 
 
 def find_logs(folder: Path) -> tuple[Iterator[tuple[str, Iterator[Line]]], list[tuple[str, str]]]:
@@ -103,7 +123,8 @@ def find_logs(folder: Path) -> tuple[Iterator[tuple[str, Iterator[Line]]], list[
     foreign: list[tuple[str, str]] = []
     for path in log_files(folder):
         try:
-            require_log(path)
+            with open_log(path) as stream:
+                checked_lines(stream, str(path))
             logs.append(path)
         except InvalidInputError as exc:
             foreign.append((str(path), exc.message))

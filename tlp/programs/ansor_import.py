@@ -6,7 +6,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,7 +25,7 @@ from storage import (
 from tlp.errors import InvalidInputError
 from tlp.language.ansor import LANGUAGE, parse_sketch_text
 from tlp.programs.ansor_batch import AnsorBatch
-from tlp.programs.ansor_files import Line, checked_lines, find_logs, open_log
+from tlp.programs.ansor_files import Line, Source, open_source
 from tlp.programs.ansor_log import Record, make_workload, parse_record, parse_target, target_conflict
 from tlp.runs import open_run
 
@@ -61,35 +60,41 @@ def import_ansor(
         NotFoundError: no such device.
         InvalidInputError: nothing to import: no such file, an AutoTVM log, no log at all. Nothing was stored.
     """
+    store.get_device(device)
+    with open_source(source) as opened:
+        return import_opened(store, opened, device=device, on_progress=on_progress, batch_rows=batch_rows)
+
+
+def import_opened(
+    store: MeasurementStore,
+    source: Source,
+    *,
+    device: str,
+    on_progress: Callable[[int], None] | None = None,
+    batch_rows: int = BATCH_ROWS,
+) -> ImportReport:
+    """`import_ansor` of what `open_source` opened."""
     target = store.get_device(device)
-    name = str(source) if isinstance(source, Path) else "standard input"
-    with ExitStack() as stack:
-        # A folder's files are opened one after the other; one file or stream is opened here, so that a stream, which
-        # cannot be rewound, is looked at and read through the same lines.
-        if isinstance(source, Path) and source.is_dir():
-            logs, foreign = find_logs(source)
-        else:
-            logs, foreign = iter([(name, checked_lines(stack.enter_context(open_log(source)), name))]), []
-        params = {"language": LANGUAGE, "source": name}
-        with open_run(store, RunKind.IMPORT, device=device, params=params) as run:
-            with ThreadPoolExecutor(max_workers=1) as writer:
-                importer = _Importer(store, target, run.run_id, batch_rows, writer, on_progress)
-                for file, reason in foreign:
-                    importer.leave_out(file, reason)
-                for file, lines in logs:
-                    importer.read(file, lines)
-                importer.flush()
-                importer.settle()
-            report = importer.report()
-            run.result = {
-                "read": report.read,
-                "stored": report.stored,
-                "duplicates": report.duplicates,
-                "failed_measurements": report.failed_measurements,
-                "skipped": report.read - report.stored - report.duplicates,
-                "workloads": report.workloads,
-                "targets": importer.targets(),
-            }
+    params = {"language": LANGUAGE, "source": source.name}
+    with open_run(store, RunKind.IMPORT, device=device, params=params) as run:
+        with ThreadPoolExecutor(max_workers=1) as writer:
+            importer = _Importer(store, target, run.run_id, batch_rows, writer, on_progress)
+            for file, reason in source.foreign:
+                importer.leave_out(file, reason)
+            for file, lines in source.logs:
+                importer.read(file, lines)
+            importer.flush()
+            importer.settle()
+        report = importer.report()
+        run.result = {
+            "read": report.read,
+            "stored": report.stored,
+            "duplicates": report.duplicates,
+            "failed_measurements": report.failed_measurements,
+            "skipped": report.read - report.stored - report.duplicates,
+            "workloads": report.workloads,
+            "targets": importer.targets(),
+        }
     return report
 
 

@@ -318,11 +318,17 @@ def model_history(rows: Sequence[Row]) -> RenderableType:
 def import_report(report: Row) -> list[RenderableType]:
     """The answer of `tlp import`."""
     keys = ("read", "stored", "duplicates", "failed_measurements", "workloads")
-    parts: list[RenderableType] = [facts("", [(key.replace("_", " "), report[key]) for key in keys])]
+    skipped = len(report["skipped"]) + report["more_skipped"]
+    cells = [(key.replace("_", " "), report[key]) for key in keys]
+    parts: list[RenderableType] = [facts("", [*cells, ("skipped lines", skipped)])]
+    for reason, count in report["not_replayable"].items():
+        parts.append(f"{count} measurement(s) can be trained on, but not built here: {reason}")
     shown = report["skipped"][:20]
-    parts += [f"skipped line {item['line']}: {item['reason']}" for item in shown]
-    if len(report["skipped"]) > len(shown):
-        parts.append(f"… and {len(report['skipped']) - len(shown)} more skipped (--json lists them)")
+    for item in shown:
+        place = f"line {item['line']}" + (f" of {item['file']}" if item["file"] else "")
+        parts.append(f"skipped {place}: {item['reason']}")
+    if skipped > len(shown):
+        parts.append(f"… and {skipped - len(shown)} more skipped (--json lists {len(report['skipped'])})")
     return parts
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -340,6 +341,22 @@ def test_the_command_reads_standard_input_and_enrolls_nothing_for_a_file_that_is
     with pytest.raises(InvalidInputError, match="AutoTVM"):
         exchange.import_ansor(store, settings, write(AUTOTVM), device="new", target="x86-64-v3")
     assert [device.name for device in store.list_devices()] == ["cpu", "gpu"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"garbage")))
+    with pytest.raises(InvalidInputError, match="standard input is no auto_scheduler log"):
+        exchange.import_ansor(store, settings, Path("-"), device="new", target="x86-64-v3")
+    assert [device.name for device in store.list_devices()] == ["cpu", "gpu"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(record(1))))
     printed = exchange.import_ansor(store, settings, Path("-"), device="cpu", target=None)
     assert (printed["read"], printed["stored"], printed["skipped"]) == (1, 1, [])
+
+
+def test_the_command_reads_a_pipe_that_has_a_name(store: MeasurementStore, tmp_path: Path) -> None:
+    # As of `tlp import ansor <(zcat log.json.gz)`: a second opening would find what the first did not take.
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    lines = [record(i % 40, seconds=1600000000 + i) for i in range(500)]
+    writer = threading.Thread(target=lambda: fifo.write_bytes(b"\n".join(lines)))
+    writer.start()
+    printed = exchange.import_ansor(store, Settings(home=tmp_path), fifo, device="cpu", target=None)
+    writer.join()
+    assert (printed["read"], printed["stored"], printed["skipped"]) == (500, 500, [])

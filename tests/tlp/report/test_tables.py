@@ -38,3 +38,22 @@ def test_versions_say_how_the_gate_went_and_which_were_rejected() -> None:
     lines = shown(tables.model_versions(rows)).splitlines()
     assert any("failed" in line for line in lines)
     assert any("rejected" in line and "passed" not in line for line in lines)
+
+
+def test_an_import_says_what_it_left_out_and_what_cannot_be_built() -> None:
+    report = {
+        "read": 40,
+        "stored": 3,
+        "duplicates": 2,
+        "failed_measurements": 1,
+        "workloads": 1,
+        "skipped": [{"line": i, "reason": "cut", "file": "a.json" if i % 2 else None} for i in range(25)],
+        "more_skipped": 10,
+        "not_replayable": {"its module was written by TVM 0.17": 5},
+    }
+    text = "\n".join(shown(part) for part in tables.import_report(report))
+    assert "35" in text
+    assert "skipped line 0: cut" in text
+    assert "skipped line 1 of a.json: cut" in text
+    assert "… and 15 more skipped (--json lists 25)" in text
+    assert "5 measurement(s) can be trained on, but not built here: its module was written by TVM 0.17" in text
