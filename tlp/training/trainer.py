@@ -101,35 +101,58 @@ def fit(network: MTLTLP, dataset: Dataset, options: TrainOptions, on_epoch: OnEp
     """
     set_threads(options.threads)
     torch.manual_seed(options.seed)
-    device = torch.device(options.torch_device)
     order = np.random.default_rng(options.seed)
-    network.to(device).train()
-    optimiser = torch.optim.AdamW(network.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay)
-    loss_of = LOSSES[options.loss]
-    source = _Source(dataset, device)
     groups = dataset.groups[dataset.training_groups]
-    steps = options.epochs * math.ceil(_list_count(groups) / options.batch_lists)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _rate(step, steps))
+    run = TrainingRun(network, dataset, options)
     started = time.monotonic()
     reports: list[EpochReport] = []
     for epoch in range(1, options.epochs + 1):
-        losses: list[float] = []
-        for lists in _batches(groups, options.batch_lists, order):
-            scores, labels, mask = source.lists(network, lists)
-            loss = loss_of(scores, labels, mask)
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(network.parameters(), GRADIENT_CLIP)
-            optimiser.step()
-            schedule.step()
-            losses.append(float(loss.detach()))
-        watched = _validate(network, dataset, source)
-        report = EpochReport(epoch, options.epochs, float(np.mean(losses)), watched, time.monotonic() - started)
+        # Kept where they were computed: reading one would make the step wait for the device.
+        losses = [run.step(lists) for lists in deal_batches(groups, options.batch_lists, order)]
+        loss = float(torch.stack(losses).double().mean())
+        report = EpochReport(epoch, options.epochs, loss, run.validate(), time.monotonic() - started)
         reports.append(report)
         if on_epoch is not None:
             on_epoch(report)
     network.eval().to("cpu")
     return reports
+
+
+class TrainingRun:
+    """A network being trained: what `fit` does step by step, for those who want to stop in between.
+
+    Args:
+        network: trained in place, moved to the options' device and into training mode.
+        dataset: its devices are the network's heads, in order.
+        options: `epochs` sets how the learning rate falls.
+    """
+
+    def __init__(self, network: MTLTLP, dataset: Dataset, options: TrainOptions) -> None:
+        device = torch.device(options.torch_device)
+        self.network = network.to(device).train()
+        self._dataset = dataset
+        self._source = _Source(dataset, device)
+        self._loss = LOSSES[options.loss]
+        self._optimiser = torch.optim.AdamW(
+            network.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay, fused=True
+        )
+        groups = dataset.groups[dataset.training_groups]
+        steps = options.epochs * math.ceil(_list_count(groups) / options.batch_lists)
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimiser, lambda step: _rate(step, steps))
+
+    def step(self, lists: list[IntArray]) -> Tensor:
+        """One optimiser step on some lists of programs of one workload each; returns the loss, a scalar."""
+        loss = self._loss(*self._source.lists(self.network, lists))
+        self._optimiser.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.network.parameters(), GRADIENT_CLIP)
+        self._optimiser.step()
+        self._schedule.step()
+        return loss.detach()
+
+    def validate(self) -> float:
+        """Mean over (device, watched workload) of the label of the top-ranked program; NaN if none is watched."""
+        return _validate(self.network, self._dataset, self._source)
 
 
 def _rate(step: int, steps: int) -> float:
@@ -143,7 +166,7 @@ def _list_count(groups: IntArray) -> int:
     return int(np.ceil(sizes / MAX_LIST).sum())
 
 
-def _batches(groups: IntArray, batch_lists: int, order: np.random.Generator) -> Iterator[list[IntArray]]:
+def deal_batches(groups: IntArray, batch_lists: int, order: np.random.Generator) -> Iterator[list[IntArray]]:
     """All programs once, in lists of one workload each, `batch_lists` lists at a time."""
     lists: list[IntArray] = []
     for start, stop in groups:
@@ -160,22 +183,22 @@ class _Source:
     def __init__(self, dataset: Dataset, device: torch.device) -> None:
         self.dataset = dataset
         self.device = device
-        self.labels = torch.from_numpy(dataset.labels)
+        self.labels = torch.from_numpy(dataset.labels).to(device)
         self.features: Tensor | None = None
         if dataset.feature_bytes <= FEATURE_CACHE_BYTES:
-            self.features = torch.from_numpy(dataset.features(np.arange(len(dataset.decisions))))
+            self.features = torch.from_numpy(dataset.features(np.arange(len(dataset.decisions)))).to(device)
 
     def encoded(self, programs: IntArray) -> Tensor:
         """`(B, L, E)`."""
         if self.features is not None:
-            return self.features[torch.from_numpy(programs)].to(self.device)
+            return self.features[torch.from_numpy(programs).to(self.device)]
         return torch.from_numpy(self.dataset.features(programs)).to(self.device)
 
     def lists(self, network: MTLTLP, lists: list[IntArray]) -> tuple[Tensor, Tensor, Tensor]:
         """Scores, labels and mask of some lists, each `(G·H, N)`."""
         programs = np.concatenate(lists)  # (B,)
         scores = network(self.encoded(programs))  # (B, H)
-        labels = self.labels[torch.from_numpy(programs)].to(self.device)
+        labels = self.labels[torch.from_numpy(programs).to(self.device)]
         N, H = max(map(len, lists)), scores.shape[1]
         place = np.concatenate([i * N + np.arange(len(members)) for i, members in enumerate(lists)])
         index = torch.from_numpy(place).to(self.device)

@@ -50,7 +50,7 @@ def test_training_learns_and_reports(dataset: Dataset) -> None:
 def test_large_groups_are_dealt_into_lists_and_seen_once() -> None:
     groups = np.array([[0, 5], [5, 155], [155, 156]])
     order = np.random.default_rng(0)
-    lists = [members for batch in trainer._batches(groups, 2, order) for members in batch]
+    lists = [members for batch in trainer.deal_batches(groups, 2, order) for members in batch]
     assert sorted(np.concatenate(lists).tolist()) == list(range(156))
     assert max(map(len, lists)) <= trainer.MAX_LIST
     assert len(lists) == trainer._list_count(groups) == 5

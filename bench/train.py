@@ -1,0 +1,290 @@
+"""How much of the machine training uses: floating-point rate beside that of bare matmuls of the same shapes.
+
+    python bench/train.py [--steps 40] [--threads 0] [--torch-device cpu] [--folder DIR] [--variants] [--json]
+
+Steps and the peer alternate, so that other load on the machine meets both. The peer of a step is what its linear
+layers multiply: per layer `x @ W`, `dy @ W` and `dy.T @ x` with as many rows as the step had in use, nothing else.
+Operations are counted, not estimated: 2 per multiply-add of the linear layers and of the attention, forward and both
+gradients, for rows in use only; what padding, activations, loss and optimiser compute counts as nothing.
+
+Rates are given by the clock on the wall and by processor time of this process; on a machine with other load only the
+second compares. `--variants` measures bf16 autocast and torch.compile beside the trainer as it is. `--folder` takes
+the store that `bench/scale.py --folder` left; otherwise the starter data is used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import resource
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+import tlp
+from storage import DuckDBStore, MemoryStore, import_parquet
+from tlp.model.config import TLPConfig
+from tlp.model.network import MTLTLP
+from tlp.training.dataset import Dataset, build_dataset
+from tlp.training.trainer import TrainingRun, TrainOptions, deal_batches, set_threads
+
+DEVICES = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
+WARM_UP = 3
+WANTED_SHARE = 0.5
+_KINDS = {
+    "matmul": ("aten::mm", "aten::addmm", "aten::bmm"),
+    "attention": ("scaled_dot_product",),
+    "optimiser": ("adam", "foreach", "linalg_vector_norm", "optimizer"),
+    "packing": ("index", "copy_", "cat", "fill_", "zero_", "embedding", "slice", "nonzero", "empty"),
+    "activation": ("relu", "threshold", "clamp", "sum", "add"),
+}
+
+
+@dataclass
+class Clock:
+    """Adds up time and work of calls."""
+
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    flop: float = 0.0
+    each_s: list[float] = field(default_factory=list)
+
+    def run(self, call: Callable[[], Any], flop: float, device: torch.device) -> None:
+        wall, cpu = time.perf_counter(), time.process_time()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        took = time.process_time() - cpu
+        self.each_s.append(took)
+        self.wall_s += time.perf_counter() - wall
+        self.cpu_s += took
+        self.flop += flop
+
+
+def load(folder: Path | None) -> Dataset:
+    if folder is not None:
+        return build_dataset(DuckDBStore(folder / "store.duckdb"), DEVICES, cache_dir=folder / "features")
+    store = MemoryStore()
+    import_parquet(store, Path(tlp.__file__).parent / "data" / "starter")
+    return build_dataset(store, DEVICES)
+
+
+def rows_in_use(made: Dataset) -> np.ndarray:
+    """Rows of each program; they are its sketch's."""
+    _, one = np.unique(made.sketch_of, return_index=True)
+    return made.features(one).any(axis=2).sum(axis=1)[made.sketch_of]
+
+
+def layers(network: MTLTLP) -> list[nn.Linear]:
+    return [module for module in network.modules() if isinstance(module, nn.Linear)]
+
+
+def step_flop(network: MTLTLP, rows: np.ndarray) -> float:
+    """Multiply-adds x 2 of one step on programs with so many rows: forward, gradients of inputs and of weights."""
+    linear = [2.0 * layer.in_features * layer.out_features for layer in layers(network)]
+    first = 2.0 * network.input.in_features * network.input.out_features  # its input needs no gradient
+    attention = 3 * 2 * 2.0 * float((rows.astype(float) ** 2).sum()) * network.config.dims[-1]
+    return float(rows.sum()) * (3 * sum(linear) - first) + attention
+
+
+class Peer:
+    """The same matmuls on bare tensors."""
+
+    def __init__(self, network: MTLTLP, most_rows: int, device: torch.device) -> None:
+        sizes = [(layer.in_features, layer.out_features) for layer in layers(network)]
+        widest = max(max(size) for size in sizes)
+        self._x, self._dy = (torch.randn(most_rows * widest, device=device) for _ in range(2))
+        self._weights = [torch.randn(b, a, device=device) for a, b in sizes]
+
+    def run(self, rows: int) -> None:
+        for weight in self._weights:
+            outs, ins = weight.shape
+            x, dy = self._x[: rows * ins].view(rows, ins), self._dy[: rows * outs].view(rows, outs)
+            _ = x @ weight.T, dy @ weight, dy.T @ x
+
+    def flop(self, rows: int) -> float:
+        return sum(3 * 2.0 * weight.numel() * rows for weight in self._weights)
+
+
+def endless(made: Dataset, lists: int) -> Iterator[list[np.ndarray]]:
+    order = np.random.default_rng(0)
+    while True:
+        yield from deal_batches(made.groups[made.training_groups], lists, order)
+
+
+def make_run(made: Dataset, options: TrainOptions) -> TrainingRun:
+    torch.manual_seed(0)
+    encoder = made.encoder
+    config = TLPConfig(made.device_names, encoder_version=encoder.version, length=encoder.length, width=encoder.width)
+    return TrainingRun(MTLTLP(config), made, options)
+
+
+def measure(made: Dataset, options: TrainOptions, steps: int) -> tuple[dict[str, Any], TrainingRun]:
+    device = torch.device(options.torch_device)
+    began = time.process_time()
+    run = make_run(made, options)
+    prepare_s = time.process_time() - began
+    in_use = rows_in_use(made)
+    batches = endless(made, options.batch_lists)
+    chosen = [next(batches) for _ in range(WARM_UP + steps)]
+    counts = [in_use[np.concatenate(lists)] for lists in chosen]
+    peer = Peer(run.network, max(int(rows.sum()) for rows in counts), device)
+    ours, theirs = Clock(), Clock()
+    for number, (lists, rows) in enumerate(zip(chosen, counts, strict=True)):
+        if number == WARM_UP:
+            ours, theirs = Clock(), Clock()
+        ours.run(lambda lists=lists: run.step(lists), step_flop(run.network, rows), device)
+        total = int(rows.sum())
+        theirs.run(lambda total=total: peer.run(total), peer.flop(total), device)
+    programs = sum(map(len, counts[WARM_UP:]))
+    slow = max(1, steps // 5)
+    ranked = sorted(range(steps), key=lambda i: ours.each_s[i], reverse=True)
+    rows_of = [int(rows.sum()) for rows in counts[WARM_UP:]]
+    return {
+        "threads": torch.get_num_threads(),
+        "torch_device": options.torch_device,
+        "steps": steps,
+        "programs_per_step": programs / steps,
+        "rows_per_program": sum(rows_of) / programs,
+        "features_held": made.feature_bytes <= (1 << 30),
+        "prepare_cpu_s": prepare_s,
+        "programs_per_s": programs / ours.wall_s,
+        "programs_per_cpu_s": programs / ours.cpu_s,
+        "gflop_per_s": ours.flop / ours.wall_s / 1e9,
+        "gflop_per_cpu_s": ours.flop / ours.cpu_s / 1e9,
+        "peer": {
+            "matmul_gflop_per_s": theirs.flop / theirs.wall_s / 1e9,
+            "matmul_gflop_per_cpu_s": theirs.flop / theirs.cpu_s / 1e9,
+        },
+        "share": (ours.flop / ours.wall_s) / (theirs.flop / theirs.wall_s),
+        "share_of_cpu_time": (ours.flop / ours.cpu_s) / (theirs.flop / theirs.cpu_s),
+        "slowest_steps": {
+            "count": slow,
+            "cpu_s": statistics.mean(ours.each_s[i] for i in ranked[:slow]),
+            "median_cpu_s": statistics.median(ours.each_s),
+            "rows": statistics.mean(rows_of[i] for i in ranked[:slow]),
+            "median_rows": statistics.median(rows_of),
+        },
+    }, run
+
+
+def kind_of(name: str) -> str:
+    lower = name.lower()
+    return next((kind for kind, parts in _KINDS.items() if any(part in lower for part in parts)), "other")
+
+
+def breakdown(run: TrainingRun, made: Dataset, batches: Sequence[list[np.ndarray]]) -> dict[str, float]:
+    """Part of a step's processor time by kind of operation; encoding is timed apart."""
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        for lists in batches:
+            run.step(lists)
+    times: dict[str, float] = {}
+    for event in seen.key_averages():
+        kind = kind_of(event.key)
+        times[kind] = times.get(kind, 0.0) + event.self_cpu_time_total / 1e6
+    began = time.process_time()
+    for lists in batches:
+        made.features(np.concatenate(lists))
+    times["encoding, if not held"] = time.process_time() - began
+    total = sum(times.values())
+    return {kind: value / total for kind, value in sorted(times.items(), key=lambda item: -item[1])}
+
+
+def variants(made: Dataset, options: TrainOptions, steps: int) -> dict[str, float]:
+    """Programs per processor second of the trainer as it is, under bf16 autocast and compiled."""
+    torch._logging.set_logs(dynamo=logging.CRITICAL, inductor=logging.CRITICAL)
+    warnings.simplefilter("ignore")  # graph breaks are expected: rows in use are selected by a mask
+    found: dict[str, float] = {}
+    for name in ("as it is", "bf16 autocast", "torch.compile"):
+        run = make_run(made, options)
+        forward = run.network.forward
+        if name == "bf16 autocast":
+
+            def low(x: Tensor, forward: Any = forward) -> Tensor:
+                with torch.autocast(options.torch_device.partition(":")[0], dtype=torch.bfloat16):
+                    return forward(x).float()
+
+            run.network.forward = low
+        elif name == "torch.compile":
+            run.network.forward = torch.compile(forward, dynamic=True)
+        batches = endless(made, options.batch_lists)
+        for _ in range(WARM_UP + 3):
+            run.step(next(batches))
+        began, programs = time.process_time(), 0
+        for _ in range(steps):
+            lists = next(batches)
+            run.step(lists)
+            programs += sum(map(len, lists))
+        found[name] = programs / (time.process_time() - began)
+    return found
+
+
+def bench(args: argparse.Namespace) -> dict[str, Any]:
+    set_threads(args.threads)
+    options = TrainOptions(torch_device=args.torch_device)
+    made = load(args.folder)
+    report, run = measure(made, options, args.steps)
+    batches = endless(made, options.batch_lists)
+    report["time_by_kind"] = breakdown(run, made, [next(batches) for _ in range(5)])
+    report["peak_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
+    if args.torch_device.startswith("cuda"):
+        report["peak_device_gib"] = torch.cuda.max_memory_allocated() / 1024**3
+    if args.variants:
+        report["variants_programs_per_cpu_s"] = variants(made, options, args.steps)
+    return report
+
+
+def table(report: dict[str, Any]) -> str:
+    slow, peer = report["slowest_steps"], report["peer"]
+    rows = [
+        ("programs/s", f"{report['programs_per_s']:,.0f}", f"{report['programs_per_cpu_s']:,.0f}"),
+        ("GFLOP/s", f"{report['gflop_per_s']:.1f}", f"{report['gflop_per_cpu_s']:.1f}"),
+        ("GFLOP/s of the matmuls alone", f"{peer['matmul_gflop_per_s']:.1f}", f"{peer['matmul_gflop_per_cpu_s']:.1f}"),
+        (f"share (wanted {WANTED_SHARE:.0%})", f"{report['share']:.0%}", f"{report['share_of_cpu_time']:.0%}"),
+    ]
+    lines = [
+        f"{report['threads']} thread(s) on {report['torch_device']}, {report['steps']} steps of "
+        f"{report['programs_per_step']:.0f} programs, {report['rows_per_program']:.1f} rows each"
+    ]
+    lines.append(f"{'':32} {'wall clock':>11} {'cpu time':>11}")
+    lines += [f"{name:32} {wall:>11} {cpu:>11}" for name, wall, cpu in rows]
+    lines.append(f"peak memory {report['peak_gib']:.2f} GiB")
+    lines.append(
+        f"slowest {slow['count']} steps: {slow['cpu_s'] * 1e3:.0f} ms cpu with {slow['rows']:,.0f} rows "
+        f"(median {slow['median_cpu_s'] * 1e3:.0f} ms with {slow['median_rows']:,.0f} rows)"
+    )
+    lines.append("time by kind: " + ", ".join(f"{kind} {part:.1%}" for kind, part in report["time_by_kind"].items()))
+    for name, rate in report.get("variants_programs_per_cpu_s", {}).items():
+        lines.append(f"{name:32} {rate:>11,.0f} programs per cpu second")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--threads", type=int, default=0, help="torch threads; 0: one per core")
+    parser.add_argument("--torch-device", default="cpu")
+    parser.add_argument("--folder", type=Path, help="a folder that bench/scale.py --folder filled")
+    parser.add_argument("--variants", action="store_true", help="also bf16 autocast and torch.compile")
+    parser.add_argument("--json", action="store_true", help="one JSON object and nothing else")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as home:
+        os.environ.setdefault("TLP_HOME", home)
+        report = bench(args)
+    print(json.dumps(report) if args.json else table(report))
+
+
+if __name__ == "__main__":
+    main()
