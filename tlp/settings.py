@@ -121,7 +121,7 @@ class Settings(BaseSettings):
 
     @property
     def cache_dir(self) -> Path:
-        """Model versions fetched from a server; can be deleted at any time."""
+        """Model versions fetched from a server, features of programs; can be deleted at any time."""
         return self.home / "cache"
 
     @property

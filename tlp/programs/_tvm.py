@@ -90,6 +90,14 @@ def quiet_loggers() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
+@cache
+def pass_interrupts() -> None:
+    """Let Ctrl-C through TVM: in Python code that TVM calls it would come out as a RuntimeError without a text."""
+    import tvm_ffi
+
+    tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
+
+
 def load_intrinsics(kind: str) -> None:
     """Register the tensor intrinsics that design spaces of this target kind may use.
 

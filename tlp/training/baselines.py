@@ -250,6 +250,9 @@ class _Seam:
         from tvm.ir.utils import derived_object
         from tvm.s_tir.meta_schedule.feature_extractor import PyFeatureExtractor
 
+        from tlp.programs._tvm import pass_interrupts
+
+        pass_interrupts()
         prepared: list[Rows] = []
 
         @derived_object

@@ -101,6 +101,24 @@ def test_xgb_is_trained_once_and_on_everything(
     assert trained == [sum(map(len, rows))]
 
 
+@pytest.mark.parametrize(("kind", "inner"), [(XGBScorer, "xgboost.train"), (MLPScorer, "torch.optim.Adam")])
+def test_ctrl_c_in_a_training_is_ctrl_c(
+    kind: type[FeatureScorer],
+    inner: str,
+    features: PerStoreFeatures,
+    groups: list[Group],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """XGBModel is trained in a call through TVM, which knows no KeyboardInterrupt by itself."""
+
+    def interrupted(*_args: Any, **_options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(inner, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        kind(features, threads=1).train(groups)
+
+
 def test_mlp_leaves_the_process_as_it_was(
     features: PerStoreFeatures, groups: list[Group], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
