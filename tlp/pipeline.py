@@ -204,12 +204,14 @@ def retrain(
     registry = Registry(settings, store)
     champions: dict[str, Manifest | None] = {}
     decisions: list[dict[str, Any]] = []
-    chosen: dict[str, str] = {}  # family → device to train for
+    keys: dict[str, str] = {}  # device → what its model is registered under: its family, and its language if Ansor's
+    chosen: dict[str, str] = {}  # key → device to train for
     for name in names:
         family = store.get_device(name).family
-        if family not in champions:
-            found = None if from_scratch else training.load_champion(registry, family)
-            champions[family] = found[1].manifest if found else None
+        key = keys[name] = training.model_key(family, training.training_language(store, name))
+        if key not in champions:
+            found = None if from_scratch else training.load_champion(registry, key)
+            champions[key] = found[1].manifest if found else None
             if found and not dry_run:  # a process killed after its promotion had no time to say so
                 waiting = [
                     row.name
@@ -217,18 +219,18 @@ def retrain(
                     if row.name in found[1].manifest.heads and row.state is DeviceState.ENROLLED
                 ]
                 training.mark_serving(store, waiting, f"version {found[0]} is the champion and has its head")
-        decision = training.decide(store, settings, name, champions[family], force=force or from_scratch)
+        decision = training.decide(store, settings, name, champions[key], force=force or from_scratch)
         decisions.append({"device": name, "family": family, "train": decision.train, "reason": decision.reason})
         if decision.train:
-            chosen.setdefault(family, name)
+            chosen.setdefault(key, name)
     reports: list[dict[str, Any]] = []
-    for family in dict.fromkeys(row["family"] for row in decisions):
-        if family in chosen and not dry_run:
-            reports.append(_train_family(store, settings, registry, chosen[family], from_scratch, force))
+    for key in dict.fromkeys(keys.values()):
+        if key in chosen and not dry_run:
+            reports.append(_train_model(store, settings, registry, key, chosen[key], from_scratch, force))
         else:
-            why = "; ".join(row["reason"] for row in decisions if row["family"] == family)
-            prefix = "would train: " if family in chosen else "nothing to do: "
-            reports.append(_not_trained(registry.model_name(family), prefix + why))
+            why = "; ".join(row["reason"] for row in decisions if keys[row["device"]] == key)
+            prefix = "would train: " if key in chosen else "nothing to do: "
+            reports.append(_not_trained(registry.model_name(key), prefix + why))
     return reports[0] | {"decisions": decisions, "others": reports[1:]}
 
 
@@ -258,18 +260,23 @@ def _not_trained(model: str, reason: str) -> dict[str, Any]:
     }
 
 
-def _train_family(
-    store: MeasurementStore, settings: Settings, registry: Registry, device: str, from_scratch: bool, force: bool
+def _train_model(
+    store: MeasurementStore,
+    settings: Settings,
+    registry: Registry,
+    key: str,
+    device: str,
+    from_scratch: bool,
+    force: bool,
 ) -> dict[str, Any]:
     from tlp.training import retrain as training
 
-    family = store.get_device(device).family
-    params = {"family": family, "from_scratch": from_scratch, "force": force}
+    params = {"family": key, "from_scratch": from_scratch, "force": force}
     with (
-        runs.train_lock(settings, family),
+        runs.train_lock(settings, key),
         runs.open_run(store, RunKind.TRAIN, device=device, params=params) as run,
         runs.device_activity(store, device, DeviceState.TRAINING, f"run {run.run_id}"),
-        track(f"train {registry.model_name(family)}", settings.train_epochs) as update,
+        track(f"train {registry.model_name(key)}", settings.train_epochs) as update,
     ):
         result = training.run_retrain(
             store,

@@ -358,6 +358,8 @@ def _cut(
     counts = {names[place]: count for place, count in samples.group_by("device").len().iter_rows()}
     latencies = samples.filter(pl.col("program") >= 0).group_by("device", "program").agg(pl.col("latency_s").median())
     used = latencies["program"].unique().sort()
+    row = np.empty(content.programs.height, np.int64)  # number in the cache → row of the snapshot
+    row[used.to_numpy()] = np.arange(len(used))
     programs = content.programs.with_columns(
         pl.Series("sketch_id", content.sketches, pl.String()).gather(content.programs["sketch"]),
         pl.Series("workload_id", [sketches[s].workload_id for s in content.sketches], pl.String()).gather(
@@ -370,7 +372,7 @@ def _cut(
         hashes=content.programs["hash"].to_numpy()[used.to_numpy()] if content.is_uniform else None,
         latencies=latencies.select(
             pl.col("device").replace_strict(names, return_dtype=pl.String),
-            pl.Series("row", np.searchsorted(used.to_numpy(), latencies["program"].to_numpy()), pl.Int64()),
+            pl.Series("row", row[latencies["program"].to_numpy()], pl.Int64()),
             "latency_s",
         ),
         samples=dict.fromkeys(devices, 0) | counts,

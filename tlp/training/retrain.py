@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from storage import Device, DeviceState, MeasurementStore
-from tlp.errors import InvalidInputError, ModelFormatError, NotFoundError
+from tlp.errors import ModelFormatError, NotFoundError
 from tlp.model.checkpoint import Checkpoint, Manifest
 from tlp.registry import VersionFacts, model_name
 from tlp.report import plots
@@ -22,7 +22,9 @@ from tlp.training.decision import (
     Decision,
     choose_devices,
     decide,
+    model_key,
     new_samples,
+    training_language,
 )
 from tlp.training.evaluate import CheckpointScorer, EvaluationReport, evaluate
 from tlp.training.gate import CANDIDATE, CHAMPION, GateVerdict, judge
@@ -39,8 +41,10 @@ __all__ = [
     "decide",
     "load_champion",
     "mark_serving",
+    "model_key",
     "new_samples",
     "run_retrain",
+    "training_language",
 ]
 
 
@@ -120,10 +124,10 @@ class RetrainResult:
         }
 
 
-def load_champion(registry: ModelRegistry, family: str) -> tuple[str, Checkpoint] | None:
-    """The champion's version and checkpoint; None if there is none. Raises ModelFormatError."""
+def load_champion(registry: ModelRegistry, key: str) -> tuple[str, Checkpoint] | None:
+    """The champion's version and checkpoint under a `model_key`; None if there is none. Raises ModelFormatError."""
     try:
-        resolved = registry.resolve(family)
+        resolved = registry.resolve(key)
     except NotFoundError:
         return None
     return str(resolved.version), Checkpoint.load(resolved.checkpoint_dir)
@@ -142,8 +146,9 @@ def run_retrain(
 ) -> RetrainResult:
     """Retrain the device's family if the device makes it due, judge the result, register it, promote it if it passed.
 
-    Starts from the champion unless `from_scratch`; a candidate that fails the gate is registered without an alias, with
-    the reasons as tags. Takes no lock and opens no run: the caller does.
+    The model is of the device's language (`tlp.training.decision`) and registered under that. Starts from the champion
+    unless `from_scratch`; a candidate that fails the gate is registered without an alias, with the reasons as tags.
+    Takes no lock and opens no run: the caller does.
 
     Args:
         store: the store; its newest sample is the snapshot.
@@ -163,9 +168,11 @@ def run_retrain(
     """
     started = time.monotonic()
     row = store.get_device(device)
-    model = model_name(row.family)
+    language = training_language(store, device)
+    key = model_key(row.family, language)
+    model = model_name(key)
     try:
-        champion = load_champion(registry, row.family)
+        champion = load_champion(registry, key)
     except ModelFormatError:
         if not from_scratch:
             raise
@@ -174,8 +181,13 @@ def run_retrain(
     decision = decide(store, settings, device, manifest, force=force or from_scratch)
     if not decision.train:
         return RetrainResult(model, None, False, decision.reason, None, {}, time.monotonic() - started)
-    dataset, candidate = _train(
-        store, settings, row, None if from_scratch else champion, manifest, strategy or JointStrategy(), on_progress
+    dataset = _dataset(store, settings, row, None if from_scratch else champion, manifest, language)
+    candidate = (strategy or JointStrategy()).train(
+        dataset,
+        TrainOptions.from_settings(settings),
+        parent=None if from_scratch or champion is None else champion[1],
+        parent_version=None if from_scratch or champion is None else champion[0],
+        on_epoch=on_progress,
     )
     scorers = {CANDIDATE: candidate} | ({CHAMPION: champion[1]} if champion else {})
     report = evaluate(
@@ -189,11 +201,12 @@ def run_retrain(
         holdout=dataset.holdout,
     )
     verdict = judge(report, settings, trained=[device], champion=CHAMPION if champion else None)
-    version = _register(registry, candidate, report, verdict, row, champion[0] if champion else None)
+    version = _register(registry, key, candidate, report, verdict, device, champion[0] if champion else None)
     reason = "; ".join(verdict.reasons)
     if verdict.passed:
-        registry.promote(row.family, version, reason=f"{decision.reason}; passed the gate: {reason}")
-        mark_serving(store, dataset.device_names, f"version {version} of {model} was promoted")
+        registry.promote(key, version, reason=f"{decision.reason}; passed the gate: {reason}")
+        own = [name for name in dataset.device_names if training_language(store, name) == language]
+        mark_serving(store, own, f"version {version} of {model} was promoted")
     return RetrainResult(
         model, version, verdict.passed, reason, verdict, dataset.samples, time.monotonic() - started, report
     )
@@ -209,48 +222,38 @@ def mark_serving(store: MeasurementStore, devices: Iterable[str], reason: str) -
             store.set_device_state(name, DeviceState.SERVING, reason)
 
 
-def _train(
+def _dataset(
     store: MeasurementStore,
     settings: Settings,
     device: Device,
     parent: tuple[str, Checkpoint] | None,
     champion: Manifest | None,
-    strategy: Strategy,
-    on_progress: OnEpoch | None,
-) -> tuple[Dataset, Checkpoint]:
+    language: str,
+) -> Dataset:
     start = parent[1] if parent else None
-    dataset = build_dataset(
+    return build_dataset(
         store,
-        choose_devices(store, device, champion),
+        choose_devices(store, device, champion, language),
         vocabulary=start.vocabulary if start else None,
         encoder_version=start.encoder_version if start else None,
         length=start.config.length if start else None,
+        language=language,
+        cache_dir=settings.cache_dir / "features",
     )
-    if all(device.name != d.name for d in dataset.devices):
-        raise InvalidInputError(
-            f"{device.name} has no samples to train on", next_command=f"tlp measure {device.name} --samples 500"
-        )
-    checkpoint = strategy.train(
-        dataset,
-        TrainOptions.from_settings(settings),
-        parent=start,
-        parent_version=parent[0] if parent else None,
-        on_epoch=on_progress,
-    )
-    return dataset, checkpoint
 
 
 def _register(
     registry: ModelRegistry,
+    key: str,
     candidate: Checkpoint,
     report: EvaluationReport,
     verdict: GateVerdict,
-    device: Device,
+    device: str,
     champion_version: str | None,
 ) -> int:
     """Write checkpoint and figures to a temporary folder and hand them over."""
     manifest = candidate.manifest
-    results = report.devices.get(device.name, {})
+    results = report.devices.get(device, {})
     metrics = dict(manifest.metrics)
     if CANDIDATE in results:
         metrics |= {"top1": results[CANDIDATE].top(1), "top5": results[CANDIDATE].top(5)}
@@ -271,14 +274,14 @@ def _register(
         figures = plots.draw_all(report, manifest.curves, Path(folder) / "figures")
         return registry.register(
             directory,
-            family=device.family,
-            device=device.name,
+            family=key,
+            device=device,
             metrics=metrics,
             params={"seeds": list(manifest.seeds), "strategy": manifest.strategy, "watermark": manifest.watermark},
             curves=manifest.curves,
             tags=tags,
             figures=figures,
             report=report.to_json() | {"gate": verdict.to_json()},
-            run_name=f"retrain-{device.name}",
+            run_name=f"retrain-{device}",
             feature_shape=(candidate.config.length, candidate.config.width),
         )

@@ -1,4 +1,4 @@
-"""Fakes at the designed seams, shipped so that users' tests may use them: an in-memory registry, a synthetic device."""
+"""What users' tests may use, too: an in-memory registry, a comparison of data sets."""
 
 from __future__ import annotations
 
@@ -6,9 +6,26 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tlp.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from tlp.training.dataset import Dataset
+
+
+def assert_same_dataset(got: Dataset, wanted: Dataset) -> None:
+    """Every array of the one is that of the other, bit for bit; what making them cost may differ."""
+    for name in ("sketch_of", "decisions", "labels", "groups"):
+        one, two = getattr(got, name), getattr(wanted, name)
+        assert one.dtype == two.dtype, name
+        np.testing.assert_array_equal(one, two)
+    for name in ("devices", "vocabulary", "sketches", "workloads", "workload_ids", "validation", "samples"):
+        assert getattr(got, name) == getattr(wanted, name), name
+    assert got.encoder.version == wanted.encoder.version
+    assert (got.duplicates, got.watermark, got.holdout) == (wanted.duplicates, wanted.watermark, wanted.holdout)
 
 
 @dataclass(frozen=True)

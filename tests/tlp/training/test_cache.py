@@ -9,7 +9,6 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
@@ -29,19 +28,10 @@ from storage import (
 from tlp.training import cache
 from tlp.training.dataset import Dataset, build_dataset
 from tlp.training.synthetic import fill_store, matmul_sketch
+from tlp.training.testing import assert_same_dataset
 
 DEVICES = ("x86-64-v2", "x86-64-v3")
 AT = datetime(2025, 1, 1, tzinfo=UTC)
-
-
-def assert_same(got: Dataset, wanted: Dataset) -> None:
-    for name in ("sketch_of", "decisions", "labels", "groups"):
-        one, two = getattr(got, name), getattr(wanted, name)
-        assert one.dtype == two.dtype, name
-        np.testing.assert_array_equal(one, two)
-    for name in ("devices", "vocabulary", "sketches", "workloads", "workload_ids", "validation", "samples"):
-        assert getattr(got, name) == getattr(wanted, name), name
-    assert (got.duplicates, got.watermark, got.holdout) == (wanted.duplicates, wanted.watermark, wanted.holdout)
 
 
 def twin(sketch: Sketch) -> Sketch:
@@ -104,9 +94,9 @@ def test_any_growth_gives_the_data_set_of_a_build_from_scratch(
     rows = Rows(MemoryStore())
     for added, devices in steps:
         rows.add(added)
-        assert_same(build_dataset(rows.store, devices, cache_dir=folder), build_dataset(rows.store, devices))
+        assert_same_dataset(build_dataset(rows.store, devices, cache_dir=folder), build_dataset(rows.store, devices))
     mark = rows.store.watermark() - back
-    assert_same(
+    assert_same_dataset(
         build_dataset(rows.store, DEVICES, watermark=mark, cache_dir=folder),
         build_dataset(rows.store, DEVICES, watermark=mark),
     )
@@ -121,7 +111,7 @@ def test_new_samples_touch_only_themselves(tmp_path: Path) -> None:
     rows.add([(0, 0, 0, 5), (0, 0, 0, 7), (0, 1, 1, 3), (3, 1, 1, 3)])
     more = build_dataset(rows.store, DEVICES, cache_dir=tmp_path)
     assert (more.touched.samples, more.touched.programs) == (4, 2), "the program of the other language is not encoded"
-    assert_same(more, build_dataset(rows.store, DEVICES))
+    assert_same_dataset(more, build_dataset(rows.store, DEVICES))
     assert list(more.samples.values()) == [first.samples[DEVICES[0]] + 2, first.samples[DEVICES[1]] + 2]
 
 
@@ -153,7 +143,7 @@ def test_a_cache_that_does_not_fit_is_built_anew(
 ) -> None:
     build_dataset(store, DEVICES, cache_dir=tmp_path)
     damage(folder_of(tmp_path), kind)
-    assert_same(build_dataset(store, DEVICES, cache_dir=tmp_path), dataset)
+    assert_same_dataset(build_dataset(store, DEVICES, cache_dir=tmp_path), dataset)
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "is built anew" in said
     assert build_dataset(store, DEVICES, cache_dir=tmp_path).touched.samples == 0
@@ -164,7 +154,7 @@ def test_a_cache_of_another_store_is_built_anew(tmp_path: Path, capsys: pytest.C
     for seed in (0, 1):
         store = MemoryStore()
         fill_store(store, seed=seed)
-        assert_same(build_dataset(store, DEVICES, cache_dir=tmp_path), build_dataset(store, DEVICES))
+        assert_same_dataset(build_dataset(store, DEVICES, cache_dir=tmp_path), build_dataset(store, DEVICES))
     assert "another store" in capsys.readouterr().err
 
 
@@ -172,7 +162,7 @@ def test_a_folder_that_cannot_be_written_costs_the_cache_not_the_training(
     tmp_path: Path, store: MemoryStore, dataset: Dataset, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "features").write_text("a file, not a folder")
-    assert_same(build_dataset(store, DEVICES, cache_dir=tmp_path / "features"), dataset)
+    assert_same_dataset(build_dataset(store, DEVICES, cache_dir=tmp_path / "features"), dataset)
     assert "cannot be used" in capsys.readouterr().err
 
 
@@ -198,7 +188,7 @@ def test_a_process_killed_while_writing_leaves_a_valid_cache(
                 build_dataset(rows.store, DEVICES, cache_dir=tmp_path)
         before = len(list(folder.iterdir()))
         after = build_dataset(rows.store, DEVICES, cache_dir=tmp_path)
-        assert_same(after, build_dataset(rows.store, DEVICES))
+        assert_same_dataset(after, build_dataset(rows.store, DEVICES))
         assert after.touched.samples == 2
         assert len(list(folder.iterdir())) <= before + 2
     assert capsys.readouterr().err == ""
