@@ -11,6 +11,7 @@ import torch
 
 from storage import Sketch
 from tlp.model.checkpoint import Checkpoint
+from tlp.model.device import open_device
 from tlp.model.nearest import nearest_head
 
 BATCH = 1024
@@ -28,7 +29,7 @@ class Predictor:
         torch_device: where to compute.
 
     Raises:
-        InvalidInputError: no head for the device and none that may stand in.
+        InvalidInputError: no head for the device and none that may stand in; no such torch device here.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Predictor:
         self.head = nearest_head(checkpoint, device, target, family)
         self.encoder = checkpoint.encoder()
         self._column = checkpoint.heads.index(self.head)
-        self._torch_device = torch.device(torch_device)
+        self._torch_device = open_device(torch_device)
         self._network = checkpoint.network().to(self._torch_device)
         if threads:
             torch.set_num_threads(threads)

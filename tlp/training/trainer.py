@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tlp.model.device import open_device
 from tlp.model.losses import LOSSES
 from tlp.model.network import MTLTLP
 from tlp.settings import Settings
@@ -98,6 +99,9 @@ def fit(network: MTLTLP, dataset: Dataset, options: TrainOptions, on_epoch: OnEp
 
     Returns:
         One report per epoch. The network is left in evaluation mode.
+
+    Raises:
+        InvalidInputError: no such torch device here.
     """
     set_threads(options.threads)
     torch.manual_seed(options.seed)
@@ -128,7 +132,7 @@ class TrainingRun:
     """
 
     def __init__(self, network: MTLTLP, dataset: Dataset, options: TrainOptions) -> None:
-        device = torch.device(options.torch_device)
+        device = open_device(options.torch_device)
         self.network = network.to(device).train()
         self._dataset = dataset
         self._source = _Source(dataset, device)

@@ -9,12 +9,14 @@ import torch
 from tlp.errors import InvalidInputError
 from tlp.language.vocabulary import Vocabulary
 from tlp.model.config import TLPConfig
+from tlp.model.predictor import Predictor
 from tlp.training import trainer
 from tlp.training.dataset import Dataset
 from tlp.training.strategy import JointStrategy, warm_start
 from tlp.training.trainer import EpochReport, TrainOptions
 
 SMALL = TLPConfig(heads=(), words=64, dims=(16, 32), attention_heads=4, head_dims=(16,))
+TORCH_DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.cuda)] if torch.cuda.is_available() else [])]
 OPTIONS = TrainOptions(epochs=6, batch_lists=2, learning_rate=3e-3, seed=3, threads=1)
 
 
@@ -96,3 +98,27 @@ def test_the_papers_network_trains(dataset: Dataset) -> None:
     small = dataclasses.replace(TLPConfig.paper(heads=()), dims=(16, 32), attention_heads=4, head_dims=(16,), words=64)
     checkpoint = JointStrategy().train(dataset, dataclasses.replace(OPTIONS, epochs=1), config=small)
     assert all(bool(torch.isfinite(value).all()) for value in checkpoint.state.values())
+
+
+@pytest.mark.parametrize("torch_device", TORCH_DEVICES)
+def test_setting_a_device_is_all_it_takes(dataset: Dataset, torch_device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Features held on the device and streamed to it; the result lies in main memory and scores on either."""
+    options = dataclasses.replace(OPTIONS, torch_device=torch_device)
+    watching = dataclasses.replace(dataset, validation=(0,))
+    for held in (trainer.FEATURE_CACHE_BYTES, 0):
+        monkeypatch.setattr(trainer, "FEATURE_CACHE_BYTES", held)
+        made = JointStrategy().train(watching, options, config=SMALL)
+        assert made.manifest.curves["train_loss"][-1] < made.manifest.curves["train_loss"][0]
+        assert {str(value.device) for value in made.state.values()} == {"cpu"}
+    sketch = dataset.sketches[0]
+    rows = dataset.decisions[dataset.sketch_of == 0, : sketch.decision_width]
+    there = Predictor(made, dataset.device_names[0], torch_device=torch_device).score(sketch, rows)
+    here = Predictor(made, dataset.device_names[0]).score(sketch, rows)
+    np.testing.assert_allclose(there, here, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["cuda:77", "abacus"])
+def test_a_device_that_is_not_there_is_refused(dataset: Dataset, name: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"torch_device '{name}'") as caught:
+        JointStrategy().train(dataset, dataclasses.replace(OPTIONS, torch_device=name), config=SMALL)
+    assert caught.value.next_command
