@@ -319,7 +319,9 @@ class _Fresh:
                 "latency_s",
             )
         )
-        for name, seq, key in chunk.group_by("device").agg(pl.col("seq", "measurement_id").last()).iter_rows():
+        for name, seq, key in (
+            chunk.sort("seq").unique("device", keep="last").select("device", "seq", "measurement_id").iter_rows()
+        ):
             device = self._content.devices[name]
             if seq > device.last_seq:
                 device.last_seq, device.last_id = seq, key

@@ -21,6 +21,7 @@ from storage import (
     MemoryStore,
     RunKind,
 )
+from tlp import pipeline
 from tlp.errors import InvalidInputError, ModelFormatError, NotFoundError
 from tlp.language.ansor_encoder import LAYOUTS, AnsorEncoder
 from tlp.language.vocabulary import Vocabulary
@@ -29,6 +30,8 @@ from tlp.model.config import TLPConfig
 from tlp.model.encoders import ANSOR, METASCHEDULE, default_version, make_encoder
 from tlp.model.predictor import Predictor
 from tlp.programs.ansor_import import import_ansor
+from tlp.registry import Registry
+from tlp.search.providers import open_provider
 from tlp.settings import Settings
 from tlp.training.dataset import Dataset, build_dataset, choose_language
 from tlp.training.decision import choose_devices, decide, model_key, new_samples
@@ -174,6 +177,21 @@ def test_retraining_registers_a_model_of_its_own(
     assert "x86_64" not in registry.champion
     with pytest.raises(NotFoundError):
         registry.resolve("x86_64")
+
+
+def test_the_whole_step_with_a_real_registry(ansor: MemoryStore, mlflow_settings: Settings) -> None:
+    """What `tlp train --device logged` does, and that tuning does not find the model."""
+    settings = mlflow_settings.model_copy(update={"train_epochs": 1, "torch_threads": 1})
+    report = pipeline.retrain(ansor, settings, device="logged", force=True)
+    assert (report["model"], report["version"]) == ("mtl-tlp-ansor-x86_64", "1")
+    assert report["samples"]["logged"] == ansor.device_counts()["logged"].samples_ok
+    assert "all are ansor's" in report["decisions"][0]["reason"]
+    registry = Registry(settings, ansor)
+    (version,) = registry.list_versions(model_key("x86_64", ANSOR))
+    assert version.tags["encoder_version"] == "ansor-1-cpu" and registry.list_versions("x86_64") == []
+    for ref in ("champion", "1"):
+        with pytest.raises(NotFoundError):
+            open_provider(ref, ansor.get_device("logged"), settings, registry).refresh()
 
 
 def test_a_decision_says_what_becomes_of_the_languages(quick: Settings, tmp_path: Path) -> None:
