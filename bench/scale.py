@@ -75,9 +75,9 @@ def epoch(folder: Path, part: float) -> dict[str, Any]:
     short = replace(made, groups=np.stack([made.groups[:, 0], made.groups[:, 0] + sizes], axis=1))
     encoder = made.encoder
     config = TLPConfig(DEVICES, encoder_version=encoder.version, length=encoder.length, width=encoder.width)
-    began = time.perf_counter()
+    began, cpu = time.perf_counter(), time.process_time()
     reports = fit(MTLTLP(config), short, TrainOptions(epochs=1))
-    seconds = time.perf_counter() - began
+    seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu
     trained = made.groups[made.training_groups]
     programs = int(sizes[made.training_groups].sum())
     total = int((trained[:, 1] - trained[:, 0]).sum())
@@ -85,6 +85,7 @@ def epoch(folder: Path, part: float) -> dict[str, Any]:
         "s": seconds,
         "programs": programs,
         "programs_per_s": programs / seconds,
+        "programs_per_cpu_s": programs / cpu_s,
         "loss": reports[-1].loss,
         "whole_epoch_programs": total,
         "whole_epoch_s_extrapolated": seconds * total / programs,

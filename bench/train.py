@@ -3,7 +3,9 @@
     python bench/train.py [--steps 40] [--threads 0] [--torch-device cpu] [--folder DIR] [--variants] [--json]
 
 Steps and the peer alternate, so that other load on the machine meets both. The peer of a step is what its linear
-layers multiply: per layer `x @ W`, `dy @ W` and `dy.T @ x` with as many rows as the step had in use, nothing else.
+layers multiply: per layer `x @ W`, `dy @ W` and `dy.T @ x` with as many rows as the step had in use, nothing else; once
+with each matmul divided among torch's threads, once with a part of the rows in each thread (as the trainer does), of
+which the faster counts.
 Operations are counted, not estimated: 2 per multiply-add of the linear layers and of the attention, forward and both
 gradients, for rows in use only; what padding, activations, loss and optimiser compute counts as nothing.
 
@@ -24,7 +26,8 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +41,7 @@ from storage import DuckDBStore, MemoryStore, import_parquet
 from tlp.model.config import TLPConfig
 from tlp.model.network import MTLTLP
 from tlp.training.dataset import Dataset, build_dataset
-from tlp.training.trainer import TrainingRun, TrainOptions, deal_batches, set_threads
+from tlp.training.trainer import TrainingRun, TrainOptions, deal_batches
 
 DEVICES = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
 WARM_UP = 3
@@ -100,22 +103,39 @@ def step_flop(network: MTLTLP, rows: np.ndarray) -> float:
 
 
 class Peer:
-    """The same matmuls on bare tensors."""
+    """The same matmuls on bare tensors: inside each over all threads, or a part of the rows in each thread.
 
-    def __init__(self, network: MTLTLP, most_rows: int, device: torch.device) -> None:
+    Args:
+        network: whose layers.
+        most_rows: rows there will be at most.
+        device: where.
+        parts: threads that take a part of the rows each, one torch thread inside; 1: torch divides each matmul.
+    """
+
+    def __init__(self, network: MTLTLP, most_rows: int, device: torch.device, threads: int, parts: int) -> None:
         sizes = [(layer.in_features, layer.out_features) for layer in layers(network)]
         widest = max(max(size) for size in sizes)
-        self._x, self._dy = (torch.randn(most_rows * widest, device=device) for _ in range(2))
+        self._x, self._dy = (torch.randn(parts, most_rows * widest, device=device) for _ in range(2))
         self._weights = [torch.randn(b, a, device=device) for a, b in sizes]
+        self._parts, self._inner = parts, max(1, threads // parts)
+        self._pool = ThreadPoolExecutor(parts) if parts > 1 else None
 
     def run(self, rows: int) -> None:
+        if self._pool is None:
+            torch.set_num_threads(self._inner)
+            self._part(0, rows)
+        else:
+            list(self._pool.map(lambda part: self._part(part, rows // self._parts), range(self._parts)))
+
+    def _part(self, part: int, rows: int) -> None:
+        torch.set_num_threads(self._inner)
         for weight in self._weights:
             outs, ins = weight.shape
-            x, dy = self._x[: rows * ins].view(rows, ins), self._dy[: rows * outs].view(rows, outs)
+            x, dy = self._x[part, : rows * ins].view(rows, ins), self._dy[part, : rows * outs].view(rows, outs)
             _ = x @ weight.T, dy @ weight, dy.T @ x
 
     def flop(self, rows: int) -> float:
-        return sum(3 * 2.0 * weight.numel() * rows for weight in self._weights)
+        return sum(3 * 2.0 * weight.numel() * (rows // self._parts * self._parts) for weight in self._weights)
 
 
 def endless(made: Dataset, lists: int) -> Iterator[list[np.ndarray]]:
@@ -131,7 +151,7 @@ def make_run(made: Dataset, options: TrainOptions) -> TrainingRun:
     return TrainingRun(MTLTLP(config), made, options)
 
 
-def measure(made: Dataset, options: TrainOptions, steps: int) -> tuple[dict[str, Any], TrainingRun]:
+def measure(made: Dataset, options: TrainOptions, steps: int) -> dict[str, Any]:
     device = torch.device(options.torch_device)
     began = time.process_time()
     run = make_run(made, options)
@@ -140,20 +160,26 @@ def measure(made: Dataset, options: TrainOptions, steps: int) -> tuple[dict[str,
     batches = endless(made, options.batch_lists)
     chosen = [next(batches) for _ in range(WARM_UP + steps)]
     counts = [in_use[np.concatenate(lists)] for lists in chosen]
-    peer = Peer(run.network, max(int(rows.sum()) for rows in counts), device)
-    ours, theirs = Clock(), Clock()
+    most = max(int(rows.sum()) for rows in counts)
+    threads = options.threads
+    parts = {1, min(threads, options.batch_lists)} if device.type == "cpu" else {1}
+    peers = {n: Peer(run.network, most, device, threads, n) for n in sorted(parts)}
+    ours, rivals = Clock(), {n: Clock() for n in peers}
     for number, (lists, rows) in enumerate(zip(chosen, counts, strict=True)):
         if number == WARM_UP:
-            ours, theirs = Clock(), Clock()
-        ours.run(lambda lists=lists: run.step(lists), step_flop(run.network, rows), device)
+            ours, rivals = Clock(), {n: Clock() for n in peers}
+        with run.open():
+            ours.run(lambda lists=lists: run.step(lists), step_flop(run.network, rows), device)
         total = int(rows.sum())
-        theirs.run(lambda total=total: peer.run(total), peer.flop(total), device)
+        for n, peer in peers.items():
+            rivals[n].run(lambda peer=peer, total=total: peer.run(total), peer.flop(total), device)
+    theirs = max(rivals.values(), key=lambda clock: clock.flop / clock.wall_s)
     programs = sum(map(len, counts[WARM_UP:]))
     slow = max(1, steps // 5)
     ranked = sorted(range(steps), key=lambda i: ours.each_s[i], reverse=True)
     rows_of = [int(rows.sum()) for rows in counts[WARM_UP:]]
     return {
-        "threads": torch.get_num_threads(),
+        "threads": threads,
         "torch_device": options.torch_device,
         "steps": steps,
         "programs_per_step": programs / steps,
@@ -167,6 +193,7 @@ def measure(made: Dataset, options: TrainOptions, steps: int) -> tuple[dict[str,
         "peer": {
             "matmul_gflop_per_s": theirs.flop / theirs.wall_s / 1e9,
             "matmul_gflop_per_cpu_s": theirs.flop / theirs.cpu_s / 1e9,
+            "gflop_per_s_by_parts": {n: clock.flop / clock.wall_s / 1e9 for n, clock in rivals.items()},
         },
         "share": (ours.flop / ours.wall_s) / (theirs.flop / theirs.wall_s),
         "share_of_cpu_time": (ours.flop / ours.cpu_s) / (theirs.flop / theirs.cpu_s),
@@ -177,7 +204,7 @@ def measure(made: Dataset, options: TrainOptions, steps: int) -> tuple[dict[str,
             "rows": statistics.mean(rows_of[i] for i in ranked[:slow]),
             "median_rows": statistics.median(rows_of),
         },
-    }, run
+    }
 
 
 def kind_of(name: str) -> str:
@@ -185,9 +212,13 @@ def kind_of(name: str) -> str:
     return next((kind for kind, parts in _KINDS.items() if any(part in lower for part in parts)), "other")
 
 
-def breakdown(run: TrainingRun, made: Dataset, batches: Sequence[list[np.ndarray]]) -> dict[str, float]:
-    """Part of a step's processor time by kind of operation; encoding is timed apart."""
-    with profile(activities=[ProfilerActivity.CPU]) as seen:
+def breakdown(made: Dataset, options: TrainOptions, batches: Sequence[list[np.ndarray]]) -> dict[str, float]:
+    """Part of a step's processor time by kind of operation, in one thread; encoding is timed apart."""
+    run = make_run(made, replace(options, threads=1))
+    with run.open():
+        for lists in batches[:WARM_UP]:
+            run.step(lists)
+    with run.open(), profile(activities=[ProfilerActivity.CPU]) as seen:
         for lists in batches:
             run.step(lists)
     times: dict[str, float] = {}
@@ -203,12 +234,12 @@ def breakdown(run: TrainingRun, made: Dataset, batches: Sequence[list[np.ndarray
 
 
 def variants(made: Dataset, options: TrainOptions, steps: int) -> dict[str, float]:
-    """Programs per processor second of the trainer as it is, under bf16 autocast and compiled."""
+    """Programs per processor second, one thread, of the trainer as it is, under bf16 autocast and compiled."""
     torch._logging.set_logs(dynamo=logging.CRITICAL, inductor=logging.CRITICAL)
     warnings.simplefilter("ignore")  # graph breaks are expected: rows in use are selected by a mask
     found: dict[str, float] = {}
     for name in ("as it is", "bf16 autocast", "torch.compile"):
-        run = make_run(made, options)
+        run = make_run(made, replace(options, threads=1))
         forward = run.network.forward
         if name == "bf16 autocast":
 
@@ -220,24 +251,24 @@ def variants(made: Dataset, options: TrainOptions, steps: int) -> dict[str, floa
         elif name == "torch.compile":
             run.network.forward = torch.compile(forward, dynamic=True)
         batches = endless(made, options.batch_lists)
-        for _ in range(WARM_UP + 3):
-            run.step(next(batches))
-        began, programs = time.process_time(), 0
-        for _ in range(steps):
-            lists = next(batches)
-            run.step(lists)
-            programs += sum(map(len, lists))
-        found[name] = programs / (time.process_time() - began)
+        with run.open():
+            for _ in range(WARM_UP + 3):
+                run.step(next(batches))
+            began, programs = time.process_time(), 0
+            for _ in range(steps):
+                lists = next(batches)
+                run.step(lists)
+                programs += sum(map(len, lists))
+            found[name] = programs / (time.process_time() - began)
     return found
 
 
 def bench(args: argparse.Namespace) -> dict[str, Any]:
-    set_threads(args.threads)
-    options = TrainOptions(torch_device=args.torch_device)
+    options = TrainOptions(threads=args.threads or torch.get_num_threads(), torch_device=args.torch_device)
     made = load(args.folder)
-    report, run = measure(made, options, args.steps)
+    report = measure(made, options, args.steps)
     batches = endless(made, options.batch_lists)
-    report["time_by_kind"] = breakdown(run, made, [next(batches) for _ in range(5)])
+    report["time_by_kind"] = breakdown(made, options, [next(batches) for _ in range(8)])
     report["peak_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
     if args.torch_device.startswith("cuda"):
         report["peak_device_gib"] = torch.cuda.max_memory_allocated() / 1024**3

@@ -5,6 +5,9 @@ Notation: B programs in a batch, H heads, G lists in a batch, N programs in the 
 A list is a workload's programs, at most `MAX_LIST` of them: larger groups are dealt into lists anew each epoch, so an
 epoch sees every program once and the pairwise loss stays small. The trunk runs once per program; each head's scores
 are ranked within its own lists, where it has labels.
+
+On a CPU the lists of a step are shared out among the threads (`tlp.training.shards`) and the gradients of the parts
+added in a fixed order, so the weights depend on the number of threads, and on nothing else of the machine.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,8 +28,10 @@ from tlp.model.losses import LOSSES
 from tlp.model.network import MTLTLP
 from tlp.settings import Settings
 from tlp.training.dataset import FEATURE_CACHE_BYTES, Dataset
+from tlp.training.shards import Shards, split_evenly
 
 MAX_LIST = 64
+MAX_WATCHED = 4096  # programs of a watched workload that are scored after each epoch
 WARMUP = 0.05  # part of all steps in which the rate grows to its full value
 GRADIENT_CLIP = 0.5  # the paper's
 OnEpoch = Callable[["EpochReport"], None]
@@ -43,7 +49,7 @@ class TrainOptions:
         weight_decay: AdamW's (paper: 1e-6).
         loss: a name in `tlp.model.losses.LOSSES`.
         seed: of initial weights, order and dropout.
-        threads: torch threads, 0: leave alone.
+        threads: threads to use, 0: as many as torch would.
         torch_device: where to compute.
     """
 
@@ -107,17 +113,18 @@ def fit(network: MTLTLP, dataset: Dataset, options: TrainOptions, on_epoch: OnEp
     torch.manual_seed(options.seed)
     order = np.random.default_rng(options.seed)
     groups = dataset.groups[dataset.training_groups]
-    run = TrainingRun(network, dataset, options)
     started = time.monotonic()
     reports: list[EpochReport] = []
-    for epoch in range(1, options.epochs + 1):
-        # Kept where they were computed: reading one would make the step wait for the device.
-        losses = [run.step(lists) for lists in deal_batches(groups, options.batch_lists, order)]
-        loss = float(torch.stack(losses).double().mean())
-        report = EpochReport(epoch, options.epochs, loss, run.validate(), time.monotonic() - started)
-        reports.append(report)
-        if on_epoch is not None:
-            on_epoch(report)
+    run = TrainingRun(network, dataset, options)
+    with run.open():
+        for epoch in range(1, options.epochs + 1):
+            # Kept where they were computed: reading one would make the step wait for the device.
+            losses = [run.step(lists) for lists in deal_batches(groups, options.batch_lists, order)]
+            loss = float(torch.stack(losses).double().mean())
+            report = EpochReport(epoch, options.epochs, loss, run.validate(), time.monotonic() - started)
+            reports.append(report)
+            if on_epoch is not None:
+                on_epoch(report)
     network.eval().to("cpu")
     return reports
 
@@ -129,34 +136,78 @@ class TrainingRun:
         network: trained in place, moved to the options' device and into training mode.
         dataset: its devices are the network's heads, in order.
         options: `epochs` sets how the learning rate falls.
+
+    Raises:
+        InvalidInputError: no such torch device here.
     """
 
     def __init__(self, network: MTLTLP, dataset: Dataset, options: TrainOptions) -> None:
         device = open_device(options.torch_device)
         self.network = network.to(device).train()
+        self._parameters = list(network.parameters())
         self._dataset = dataset
         self._source = _Source(dataset, device)
         self._loss = LOSSES[options.loss]
         self._optimiser = torch.optim.AdamW(
-            network.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay, fused=True
+            self._parameters, lr=options.learning_rate, weight_decay=options.weight_decay, fused=True
         )
         groups = dataset.groups[dataset.training_groups]
         steps = options.epochs * math.ceil(_list_count(groups) / options.batch_lists)
         self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimiser, lambda step: _rate(step, steps))
+        threads = options.threads or torch.get_num_threads()
+        # Dropout draws from one generator: in one thread, or its numbers would fall now to this part, now to that.
+        alone = device.type != "cpu" or network.config.dropout > 0.0
+        self._shards = Shards(threads, 1 if alone else options.batch_lists)
+
+    def open(self) -> AbstractContextManager[object]:
+        """Around the steps: the threads' lifetime."""
+        return self._shards.open()
 
     def step(self, lists: list[IntArray]) -> Tensor:
         """One optimiser step on some lists of programs of one workload each; returns the loss, a scalar."""
-        loss = self._loss(*self._source.lists(self.network, lists))
-        self._optimiser.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self.network.parameters(), GRADIENT_CLIP)
+        parts = split_evenly(lists, list(map(len, lists)), self._shards.count)
+        rankings = [self._rankings(part) for part in parts]
+        total = max(sum(rankings), 1)
+
+        def work(part: tuple[list[IntArray], int]) -> tuple[Tensor, tuple[Tensor, ...]]:
+            # A part's loss is the mean over its rankings; weighted so, the parts' sum is the mean over all.
+            loss = self._loss(*self._source.lists(self.network, part[0])) * (part[1] / total)
+            return loss.detach(), torch.autograd.grad(loss, self._parameters)
+
+        done = self._shards.map(work, zip(parts, rankings, strict=True))
+        for parameter, *gradients in zip(self._parameters, *(gradients for _, gradients in done), strict=True):
+            parameter.grad = gradients[0] if len(gradients) == 1 else torch.stack(gradients).sum(dim=0)
+        torch.nn.utils.clip_grad_norm_(self._parameters, GRADIENT_CLIP)
         self._optimiser.step()
         self._schedule.step()
-        return loss.detach()
+        return done[0][0] if len(done) == 1 else torch.stack([loss for loss, _ in done]).sum()
+
+    def _rankings(self, lists: list[IntArray]) -> int:
+        """(list, head) pairs with at least two labels: what the loss is a mean over."""
+        labels = self._dataset.labels
+        return sum(int(((~np.isnan(labels[members])).sum(axis=0) > 1).sum()) for members in lists)
 
     def validate(self) -> float:
         """Mean over (device, watched workload) of the label of the top-ranked program; NaN if none is watched."""
-        return _validate(self.network, self._dataset, self._source)
+        self.network.eval()
+        found = self._shards.map(self._tops, self._dataset.validation)
+        self.network.train()
+        tops = [top for group in found for top in group]
+        return float(np.mean(tops)) if tops else math.nan
+
+    def _tops(self, group: int) -> list[float]:
+        """The label of the top-ranked program of a group on each device that measured two."""
+        start, stop = self._dataset.groups[group]
+        programs = np.arange(start, min(stop, start + MAX_WATCHED))
+        with torch.inference_mode():
+            scores = self.network(self._source.encoded(programs)).cpu().numpy()  # (B, H)
+        labels = self._dataset.labels[programs]
+        tops: list[float] = []
+        for head in range(labels.shape[1]):
+            known = np.flatnonzero(~np.isnan(labels[:, head]))
+            if len(known) > 1:
+                tops.append(float(labels[known[scores[known, head].argmax()], head]))
+        return tops
 
 
 def _rate(step: int, steps: int) -> float:
@@ -215,22 +266,3 @@ class _Source:
         wanted = padded(labels, math.nan)
         mask = ~wanted.isnan()
         return padded(scores, 0.0), wanted.nan_to_num(0.0), mask
-
-
-def _validate(network: MTLTLP, dataset: Dataset, source: _Source) -> float:
-    if not dataset.validation:
-        return math.nan
-    network.eval()
-    found: list[float] = []
-    with torch.inference_mode():
-        for group in dataset.validation:
-            start, stop = dataset.groups[group]
-            programs = np.arange(start, min(stop, start + 4096))
-            scores = network(source.encoded(programs)).cpu().numpy()  # (B, H)
-            labels = dataset.labels[programs]
-            for head in range(labels.shape[1]):
-                known = np.flatnonzero(~np.isnan(labels[:, head]))
-                if len(known) > 1:
-                    found.append(float(labels[known[scores[known, head].argmax()], head]))
-    network.train()
-    return float(np.mean(found)) if found else math.nan

@@ -9,11 +9,13 @@ import torch
 from tlp.errors import InvalidInputError
 from tlp.language.vocabulary import Vocabulary
 from tlp.model.config import TLPConfig
+from tlp.model.network import MTLTLP
 from tlp.model.predictor import Predictor
 from tlp.training import trainer
 from tlp.training.dataset import Dataset
+from tlp.training.shards import split_evenly
 from tlp.training.strategy import JointStrategy, warm_start
-from tlp.training.trainer import EpochReport, TrainOptions
+from tlp.training.trainer import EpochReport, TrainingRun, TrainOptions
 
 SMALL = TLPConfig(heads=(), words=64, dims=(16, 32), attention_heads=4, head_dims=(16,))
 TORCH_DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.cuda)] if torch.cuda.is_available() else [])]
@@ -25,6 +27,50 @@ def test_the_same_seed_gives_the_same_weights_bit_for_bit(dataset: Dataset) -> N
     assert all(torch.equal(one.state[key], two.state[key]) for key in one.state)
     other = JointStrategy().train(dataset, dataclasses.replace(OPTIONS, seed=4), config=SMALL)
     assert not torch.equal(one.state["input.weight"], other.state["input.weight"])
+
+
+def test_two_threads_share_a_step_out_and_give_the_same_weights_bit_for_bit(dataset: Dataset) -> None:
+    before = torch.get_num_threads()
+    options = dataclasses.replace(OPTIONS, threads=2, batch_lists=3)
+    one, two = (JointStrategy().train(dataset, options, config=SMALL) for _ in range(2))
+    assert all(torch.equal(one.state[key], two.state[key]) for key in one.state)
+    torch.set_num_threads(before)
+
+
+def test_a_step_of_two_parts_is_the_step_of_one(dataset: Dataset) -> None:
+    """Parts of different sizes and different numbers of labels; the loss is the mean over all rankings either way."""
+    labels = dataset.labels.copy()
+    start, stop = dataset.groups[0]
+    labels[start : stop - 1, 1] = np.nan  # one label left: nothing to rank
+    thin = dataclasses.replace(dataset, labels=labels)
+    lists = [np.arange(start, stop), np.arange(*dataset.groups[1]), np.arange(*dataset.groups[2])[:7]]
+    gradients, losses = [], []
+    for threads in (1, 2):
+        torch.manual_seed(0)
+        network = MTLTLP(dataclasses.replace(SMALL, heads=dataset.device_names))
+        run = TrainingRun(network, thin, dataclasses.replace(OPTIONS, threads=threads, batch_lists=3))
+        with run.open():
+            losses.append(float(run.step(lists)))
+        gradients.append(torch.cat([p.grad.flatten() for p in network.parameters() if p.grad is not None]))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-6)
+
+
+def test_training_leaves_the_number_of_threads_as_it_was(dataset: Dataset) -> None:
+    before = torch.get_num_threads()
+    run = TrainingRun(MTLTLP(dataclasses.replace(SMALL, heads=dataset.device_names)), dataset, TrainOptions(threads=2))
+    with pytest.raises(RuntimeError, match="stop"), run.open():
+        raise RuntimeError("stop")
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(
+    ("sizes", "parts", "loads"), [([5, 1, 4, 2], 2, [6, 6]), ([3], 4, [3]), ([9, 1, 1, 1], 2, [9, 3]), ([1, 1], 1, [2])]
+)
+def test_lists_are_shared_out_evenly(sizes: list[int], parts: int, loads: list[int]) -> None:
+    shared = split_evenly(range(len(sizes)), sizes, parts)
+    assert sorted(i for part in shared for i in part) == list(range(len(sizes)))
+    assert [sum(sizes[i] for i in part) for part in shared] == loads
 
 
 def test_features_made_per_batch_train_the_same_model(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:

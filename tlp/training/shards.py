@@ -1,0 +1,69 @@
+"""Parts of a step side by side: one thread of Python and one of torch for each part of a batch.
+
+torch would rather split every single operation over its threads. A step has some 400 of them, most well under a
+millisecond, and each ends with all threads waiting for the last: small operations gain nothing, and as soon as
+another process has one of the cores, each of them waits for it (measured: 13 times slower than one thread). Parts of
+a batch meet once per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Shards:
+    """Runs a function on several items at once; results come in the order of the items.
+
+    Args:
+        threads: threads to use in all.
+        most: items there will be at most; threads beyond that help inside the operations of each.
+    """
+
+    def __init__(self, threads: int, most: int) -> None:
+        self.count = max(1, min(threads, most))
+        self._inner = max(1, threads // self.count)
+        self._pool: ThreadPoolExecutor | None = None
+
+    def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """`[function(item) for item in items]`, side by side within `open`. Raises what the first of them raises."""
+        if self._pool is None:
+            return [function(item) for item in items]
+
+        def run(item: T) -> R:
+            torch.set_num_threads(self._inner)  # a number of each thread's own
+            return function(item)
+
+        return list(self._pool.map(run, items))
+
+    @contextmanager
+    def open(self) -> Iterator[Shards]:
+        """The threads' lifetime; torch's number of threads is afterwards what it was."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self._inner)
+        try:
+            with ExitStack() as stack:
+                if self.count > 1:
+                    self._pool = stack.enter_context(ThreadPoolExecutor(self.count))
+                yield self
+        finally:
+            self._pool = None
+            torch.set_num_threads(before)
+
+
+def split_evenly(items: Sequence[T], sizes: Sequence[int], parts: int) -> list[list[T]]:
+    """At most `parts` lists of about the same total size, none empty; largest items first, similar ones together."""
+    chosen: list[list[T]] = [[] for _ in range(parts)]
+    loads = [0] * parts
+    for index in sorted(range(len(items)), key=lambda i: -sizes[i]):
+        lightest = loads.index(min(loads))
+        chosen[lightest].append(items[index])
+        loads[lightest] += sizes[index]
+    return [part for part in chosen if part]
