@@ -135,6 +135,7 @@ def _evaluate_family(
 ) -> dict[str, Any]:
     """Results per device and predictor; what happened on the way goes into `report`."""
     from tlp.model.checkpoint import Checkpoint
+    from tlp.model.nearest import nearest_head
     from tlp.training.compare import TRAINED, Baselines, snapshot_of, train_baselines
     from tlp.training.evaluate import CheckpointScorer, evaluate
     from tlp.training.holdout import choose_holdout
@@ -150,6 +151,9 @@ def _evaluate_family(
     # Baselines are trained only where there is something to rank.
     for name in evaluate(store, [d.name for d in devices], {}, watermark=mark, holdout=holdout).devices:
         device = store.get_device(name)
+        if name not in checkpoint.heads:
+            like = nearest_head(checkpoint, name, device.target, device.family)
+            report["notes"].append(f"{name}: version {resolved.version} has no head for it, {like}'s is used")
         made = Baselines()
         if names:
             made = train_baselines(

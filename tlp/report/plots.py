@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 DPI = 120
 _RANDOM_COLOUR = "0.6"
+_STYLES = ("-", "--", "-.")
 
 
 @contextmanager
@@ -42,7 +43,9 @@ def top_k_curves(report: EvaluationReport, path: Path, *, seed: int = 0) -> Path
                 curve = result.curve()
                 ks, colour = range(1, len(curve) + 1), _colour(name, index)
                 axis.fill_between(ks, *resample(result, seed=seed).band(), color=colour, alpha=0.12, linewidth=0)
-                axis.plot(ks, curve, marker="o", ms=3, label=name, color=colour)
+                # Two models may be the same one: lines of different styles show through each other.
+                style = _STYLES[index % len(_STYLES)]
+                axis.plot(ks, curve, style, marker="o", ms=3, label=name, color=colour)
             axis.set(title=device, xlabel="k, programs measured per task", ylabel="top-k", ylim=(0, 1.02))
             axis.grid(alpha=0.3)
             axis.legend(loc="lower right")

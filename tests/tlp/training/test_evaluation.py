@@ -141,6 +141,13 @@ def test_a_family_without_a_version_is_skipped_and_named(home: Settings, capsys:
     assert run(["evaluate", "--model", "7"]) == 2
 
 
+def test_a_device_without_a_head_is_said_to_have_none(home: Settings) -> None:
+    add_device(open_home(home), "newcomer", "x86_64")
+    report = evaluate_version(open_home(home), home)
+    assert set(report["devices"]) == {small_fleet.DEVICE, "newcomer"}
+    assert report["notes"] == [f"newcomer: version 1 has no head for it, {small_fleet.DEVICE}'s is used"]
+
+
 @pytest.mark.parametrize("wrong", [["--plot", "curves.pdf"], ["--baseline", "xgb,bogus"]])
 def test_what_cannot_be_done_is_refused_first(
     home: Settings, capsys: pytest.CaptureFixture[str], wrong: list[str]
