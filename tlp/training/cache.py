@@ -259,6 +259,9 @@ class FeatureCache:
             for name in names:
                 content.devices[name].watermark = watermark
         programs, decisions, samples = fresh.finish()
+        if samples.height == 0:  # only the watermarks moved
+            self._write_manifest(content)
+            return Touched(0, 0)
         new = [sketches[name] for name in content.sketches]
         before = unresolved_names(self._encoder(content))
         content.vocabulary = grow_vocabulary(self._language, content.vocabulary, new)
@@ -303,7 +306,7 @@ class _Fresh:
             if name not in self._place:
                 self._place[name] = len(self._content.sketches)
                 self._content.sketches.append(name)
-        sketch = new["sketch_id"].replace_strict(self._place, return_dtype=pl.Int32).alias("sketch")
+        sketch = _translated(new["sketch_id"], self._place, pl.Int32()).alias("sketch")
         self._programs.append(new.select("program_id", sketch, pl.lit(0, pl.UInt64).alias("hash")))
         self._decisions.append(padded(new["decisions"]))
         start = self._ids.height
@@ -314,7 +317,7 @@ class _Fresh:
         self._samples.append(
             chunk.join(self._ids, on="program_id", how="left", maintain_order="left").select(
                 pl.col("program").fill_null(-1),
-                pl.col("device").replace_strict(places, return_dtype=pl.Int16),
+                _translated(chunk["device"], places, pl.Int16()),
                 "seq",
                 "latency_s",
             )
@@ -373,7 +376,7 @@ def _cut(
         decisions=_joined(content.decisions)[used.to_numpy()],
         hashes=content.programs["hash"].to_numpy()[used.to_numpy()] if content.is_uniform else None,
         latencies=latencies.select(
-            pl.col("device").replace_strict(names, return_dtype=pl.String),
+            _translated(latencies["device"], names, pl.String()),
             pl.Series("row", row[latencies["program"].to_numpy()], pl.Int64()),
             "latency_s",
         ),
@@ -381,6 +384,14 @@ def _cut(
         touched=touched,
         unresolved=unresolved,
     )
+
+
+def _translated(values: pl.Series, table: Mapping[Any, Any], to: pl.DataType) -> pl.Series:
+    """Each value's entry in a table, which may be empty if there are no values."""
+    if len(values) == 0:
+        return pl.Series(values.name, [], dtype=to)
+    old = pl.Series(list(table), dtype=values.dtype)
+    return values.replace_strict(old, pl.Series(list(table.values()), dtype=to), return_dtype=to)
 
 
 def _joined(parts: Sequence[IntArray]) -> npt.NDArray[np.int32]:

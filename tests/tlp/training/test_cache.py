@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -25,6 +26,7 @@ from storage import (
     RunKind,
     Sketch,
 )
+from tlp.errors import InvalidInputError
 from tlp.training import cache
 from tlp.training.dataset import Dataset, build_dataset
 from tlp.training.synthetic import fill_store, matmul_sketch
@@ -113,6 +115,31 @@ def test_new_samples_touch_only_themselves(tmp_path: Path) -> None:
     assert (more.touched.samples, more.touched.programs) == (4, 2), "the program of the other language is not encoded"
     assert_same_dataset(more, build_dataset(rows.store, DEVICES))
     assert list(more.samples.values()) == [first.samples[DEVICES[0]] + 2, first.samples[DEVICES[1]] + 2]
+
+
+def test_devices_without_samples_of_the_language_are_no_trouble(tmp_path: Path) -> None:
+    rows = Rows(MemoryStore())
+    rows.store.add_device(dataclasses.replace(rows.store.get_device(DEVICES[0]), name="idle"), "test")
+    rows.store.add_device(dataclasses.replace(rows.store.get_device(DEVICES[0]), name="logged"), "test")
+    sketch = rows.sketches[3]
+    assert sketch.language == "ansor"
+    program = Program.make(sketch, [4])
+    row = Measurement("logged", program.program_id, "logged", rows.run, AT, MeasurementState.OK, (1.0,), 1.0)
+    rows.store.add_measurements(MeasurementBatch([sketch], [program], [row]))
+    for names in ((), ("idle",), ("logged",), ("idle", "logged")):
+        for _ in range(2):
+            with pytest.raises(InvalidInputError, match="no samples outside"):
+                build_dataset(rows.store, names, language="metaschedule", cache_dir=tmp_path)
+    everybody = (*DEVICES, "idle", "logged")
+    made = build_dataset(rows.store, everybody, cache_dir=tmp_path)
+    assert_same_dataset(made, build_dataset(rows.store, everybody))
+    assert (made.samples["idle"], made.samples["logged"]) == (0, 1)
+    rows.add([(0, 0, 0, 5)])
+    build_dataset(rows.store, everybody, cache_dir=tmp_path)
+    files = len(list(folder_of(tmp_path).iterdir()))
+    rows.store.add_measurements(MeasurementBatch([], [], [dataclasses.replace(row, measurement_id="again")]))
+    build_dataset(rows.store, DEVICES, cache_dir=tmp_path)
+    assert len(list(folder_of(tmp_path).iterdir())) == files, "a watermark that moved is no segment"
 
 
 def folder_of(tmp_path: Path) -> Path:
