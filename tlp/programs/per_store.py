@@ -17,6 +17,7 @@ import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -131,8 +132,9 @@ class PerStoreFeatures:
         folder = self._folder / workload_id
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob("*.tmp"):
-            if time.time() - left.stat().st_mtime > STALE_S:
-                left.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):  # another process gave it its name meanwhile
+                if time.time() - left.stat().st_mtime > STALE_S:
+                    left.unlink()
         offsets = np.cumsum([0, *(len(rows) for rows in made.values())], dtype=np.int64)
         with tempfile.NamedTemporaryFile(dir=folder, suffix=".tmp", delete=False) as stream:
             path = Path(stream.name)

@@ -16,7 +16,6 @@ from storage import (
     MeasurementBatch,
     MeasurementState,
     MeasurementStore,
-    MemoryStore,
     Program,
     RunKind,
     RunState,
@@ -40,22 +39,22 @@ ALL = ("random", "xgb", "mlp", "single")
 
 
 @pytest.fixture(scope="module")
-def checkpoint() -> Checkpoint:
-    store = MemoryStore()
-    small_fleet.fill(store)
-    return JointStrategy().train(build_dataset(store, [small_fleet.DEVICE]), TrainOptions(epochs=2, threads=1))
-
-
-@pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory, mlflow_template: Path, checkpoint: Checkpoint) -> Path:
+def filled(tmp_path_factory: pytest.TempPathFactory, mlflow_template: Path) -> Path:
     """A home with the small fleet and version 1 of it, which is champion; every test works on a copy."""
     folder = tmp_path_factory.mktemp("filled")
     settings = copy_template(mlflow_template, Settings(home=folder / "home"))
-    small_fleet.fill(open_home(settings))
+    store = open_home(settings)
+    small_fleet.fill(store)
+    made = JointStrategy().train(build_dataset(store, [small_fleet.DEVICE]), TrainOptions(epochs=2, threads=1))
     registry = Registry(settings)
-    registry.register(checkpoint.save(folder / "checkpoint"), family="x86_64", metrics={"top1": 0.5, "top5": 0.9})
+    registry.register(made.save(folder / "checkpoint"), family="x86_64", metrics={"top1": 0.5, "top5": 0.9})
     registry.promote("x86_64", 1, reason="for a test")
     return settings.home
+
+
+@pytest.fixture(scope="module")
+def checkpoint(filled: Path) -> Checkpoint:
+    return Checkpoint.load(filled.parent / "checkpoint")
 
 
 @pytest.fixture
