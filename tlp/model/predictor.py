@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +14,12 @@ from storage import Sketch
 from tlp.model.checkpoint import Checkpoint
 from tlp.model.device import open_device
 from tlp.model.nearest import nearest_head
+from tlp.model.shards import Shards
 
-BATCH = 1024
+BATCH = 256  # programs scored at once by one thread; scores do not depend on how many threads there are
+
+T = TypeVar("T")
+S = TypeVar("S", list[int], npt.NDArray[Any])
 
 
 class Predictor:
@@ -63,30 +68,48 @@ class Predictor:
             InvalidInputError: D is not the sketch's, or the sketch cannot be read.
         """
         values = np.asarray(decisions)
-        parts = [
-            self.score_features(self.encoder.encode(sketch, values[start : start + BATCH]))
-            for start in range(0, max(len(values), 1), BATCH)
-        ]
-        return np.concatenate(parts)
+        return self._side_by_side(lambda part: self._forward(self._encode(sketch, part)), _parts(values))
 
     def score_many(self, programs: Sequence[tuple[Sketch, Sequence[int]]]) -> npt.NDArray[np.float32]:
         """Scores of programs of any sketches, in the order given: N programs → `(N,)`."""
+        order = sorted(range(len(programs)), key=lambda i: programs[i][0].sketch_id)  # few sketches in each part
+
+        def work(part: list[int]) -> npt.NDArray[np.float32]:
+            runs = [list(run) for _, run in groupby(part, key=lambda i: programs[i][0].sketch_id)]
+            decisions = [np.array([programs[i][1] for i in run], dtype=np.int64).reshape(len(run), -1) for run in runs]
+            rows = [self._encode(programs[run[0]][0], values) for run, values in zip(runs, decisions, strict=True)]
+            return self._forward(np.concatenate(rows))
+
         scores = np.empty(len(programs), np.float32)
-        groups: dict[str, list[int]] = {}
-        for index, (sketch, _) in enumerate(programs):
-            groups.setdefault(sketch.sketch_id, []).append(index)
-        for indices in groups.values():
-            sketch = programs[indices[0]][0]
-            decisions = np.array([programs[i][1] for i in indices], dtype=np.int64)
-            scores[indices] = self.score(sketch, decisions.reshape(len(indices), -1))
+        if order:
+            scores[order] = self._side_by_side(work, _parts(order))
         return scores
 
     def score_features(self, features: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Scores of encoded programs: `(N, L, E)` → `(N,)`."""
-        out = np.empty(len(features), np.float32)
+        return self._side_by_side(self._forward, _parts(features))
+
+    def _side_by_side(
+        self, function: Callable[[T], npt.NDArray[np.float32]], parts: list[T]
+    ) -> npt.NDArray[np.float32]:
+        if self._torch_device.type != "cpu":
+            return np.concatenate([function(part) for part in parts])
+        with Shards(torch.get_num_threads(), len(parts), inside=1).open() as shards:
+            return np.concatenate(shards.map(function, parts))
+
+    def _encode(self, sketch: Sketch, decisions: npt.ArrayLike) -> npt.NDArray[np.float32]:
+        """The one place where scoring encodes: `(N, D)` → `(N, L, E)`."""
+        return self.encoder.encode(sketch, decisions)
+
+    def _forward(self, features: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        if len(features) == 0:
+            return np.empty(0, np.float32)
         with torch.inference_mode():
-            for start in range(0, len(features), BATCH):
-                batch = torch.from_numpy(np.ascontiguousarray(features[start : start + BATCH]))
-                scores = self._network(batch.to(self._torch_device))[:, self._column]
-                out[start : start + BATCH] = scores.cpu().numpy()
-        return out
+            batch = torch.from_numpy(np.ascontiguousarray(features)).to(self._torch_device)
+            scores: npt.NDArray[np.float32] = self._network(batch)[:, self._column].cpu().numpy()
+        return scores
+
+
+def _parts(items: S) -> list[S]:
+    """Runs of at most `BATCH`; one empty run of nothing."""
+    return [items[start : start + BATCH] for start in range(0, max(len(items), 1), BATCH)]

@@ -6,7 +6,7 @@ A list is a workload's programs, at most `MAX_LIST` of them: larger groups are d
 epoch sees every program once and the pairwise loss stays small. The trunk runs once per program; each head's scores
 are ranked within its own lists, where it has labels.
 
-On a CPU the lists of a step are shared out among the threads (`tlp.training.shards`) and the gradients of the parts
+On a CPU the lists of a step are shared out among the threads (`tlp.model.shards`) and the gradients of the parts
 added in a fixed order, so the weights depend on the number of threads, and on nothing else of the machine.
 """
 
@@ -26,9 +26,9 @@ from torch import Tensor
 from tlp.model.device import open_device
 from tlp.model.losses import LOSSES
 from tlp.model.network import MTLTLP
+from tlp.model.shards import Shards, split_evenly
 from tlp.settings import Settings
 from tlp.training.dataset import FEATURE_CACHE_BYTES, Dataset
-from tlp.training.shards import Shards, split_evenly
 
 MAX_LIST = 64
 MAX_WATCHED = 4096  # programs of a watched workload that are scored after each epoch

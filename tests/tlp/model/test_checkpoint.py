@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load, save
@@ -12,6 +13,7 @@ from safetensors.torch import load, save
 from tlp.errors import InvalidInputError, ModelFormatError
 from tlp.language.encoder import ENCODER_VERSION
 from tlp.language.vocabulary import Vocabulary
+from tlp.model import predictor
 from tlp.model.checkpoint import CONFIG, MANIFEST, VOCABULARY, WEIGHTS, Checkpoint, Manifest
 from tlp.model.config import TLPConfig
 from tlp.model.nearest import nearest_head, x86_level
@@ -115,12 +117,15 @@ def test_score_many_keeps_the_order(checkpoint: Checkpoint) -> None:
     programs = [(one, [1, 2, 4, 8, 2, 2, 2, 2, 4, 4, i % 4]) for i in range(4)]
     programs += [(two, [8, 4, 2, 1, 2, 2, 2, 2, 4, 4, i % 4]) for i in range(4)]
     programs = programs[::2] + programs[1::2]
-    predictor = Predictor(checkpoint, "x86-64-v3")
-    got = predictor.score_many(programs)
-    want = [float(predictor.score(sketch, [decisions])[0]) for sketch, decisions in programs]
+    scorer = Predictor(checkpoint, "x86-64-v3")
+    got = scorer.score_many(programs)
+    want = [float(scorer.score(sketch, [decisions])[0]) for sketch, decisions in programs]
     assert got.tolist() == pytest.approx(want, abs=1e-6)
-    assert predictor.score_many([]).shape == (0,)
-    assert predictor.score(one, [[1] * 10 + [0]][:0] or [[1] * 10 + [0]]).shape == (1,)
+    assert scorer.score_many([]).shape == (0,)
+    assert scorer.score(one, np.empty((0, one.decision_width), int)).shape == (0,)
+    with pytest.raises(InvalidInputError, match="decisions"):
+        scorer.score(one, [[1] * (one.decision_width // 2)] * 2)
+    assert scorer.score(one, [[1] * 10 + [0]][:0] or [[1] * 10 + [0]]).shape == (1,)
 
 
 @pytest.mark.parametrize(
@@ -149,3 +154,16 @@ def test_another_family_has_no_stand_in(checkpoint: Checkpoint) -> None:
 
 def test_x86_levels() -> None:
     assert [x86_level({"mcpu": cpu}) for cpu in ("x86-64", "x86-64-v2", "znver3", "znver5", "what")] == [1, 2, 3, 4, 2]
+
+
+def test_scores_do_not_depend_on_the_number_of_threads(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predictor, "BATCH", 5)
+    sketches = [matmul_sketch("w", cache_write=flag) for flag in (False, True)]
+    programs = [(sketches[i % 2], [1, 2, 4, 2**i, 2, 2, 2, 2, 4, 4, i % 4]) for i in range(8)] * 3
+    before = torch.get_num_threads()
+    found = []
+    for threads in (1, 2):
+        found.append(Predictor(checkpoint, "x86-64-v3", threads=threads).score_many(programs).tolist())
+        assert torch.get_num_threads() == threads
+    assert found[0] == found[1] and len(set(found[0])) > 4
+    torch.set_num_threads(before)

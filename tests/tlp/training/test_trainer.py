@@ -11,9 +11,9 @@ from tlp.language.vocabulary import Vocabulary
 from tlp.model.config import TLPConfig
 from tlp.model.network import MTLTLP
 from tlp.model.predictor import Predictor
+from tlp.model.shards import split_evenly
 from tlp.training import trainer
 from tlp.training.dataset import Dataset
-from tlp.training.shards import split_evenly
 from tlp.training.strategy import JointStrategy, warm_start
 from tlp.training.trainer import EpochReport, TrainingRun, TrainOptions
 
