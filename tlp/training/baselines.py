@@ -250,9 +250,10 @@ class _Seam:
         from tvm.ir.utils import derived_object
         from tvm.s_tir.meta_schedule.feature_extractor import PyFeatureExtractor
 
-        from tlp.programs._tvm import pass_interrupts
+        from tlp.programs._tvm import load_intrinsics, pass_interrupts
 
         pass_interrupts()
+        load_intrinsics("llvm")  # any TuneContext would import those of every back end, which takes 15 s
         prepared: list[Rows] = []
 
         @derived_object
