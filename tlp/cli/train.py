@@ -22,7 +22,10 @@ def train(
     from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Do not start from the champion.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done and why, and do nothing.")] = False,
 ) -> Output:
-    """Train MTL-TLP, evaluate it on the held-out networks, register it, and promote it if it passes the gate."""
+    """Train MTL-TLP, evaluate it on the held-out networks, register it, and promote it if it passes the gate.
+
+    A device that has Ansor samples only is trained in Ansor's language, as a model of its own (mtl-tlp-ansor-FAMILY).
+    """
     from tlp.report import tables
 
     report = launch("retrain", device=device, from_scratch=from_scratch, dry_run=dry_run, force=device is not None)

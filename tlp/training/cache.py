@@ -38,7 +38,7 @@ from tlp.errors import ModelFormatError
 from tlp.language.vocabulary import Vocabulary
 from tlp.model.encoders import Encoder, grow_vocabulary, language_of, make_encoder, new_vocabulary, unresolved_names
 from tlp.report.progress import say
-from tlp.training.snapshot import IntArray, Snapshot, Touched, padded
+from tlp.training.snapshot import IntArray, Snapshot, Touched, padded, workloads_of
 
 FORMAT = 1
 MANIFEST = "current.json"
@@ -271,7 +271,7 @@ class FeatureCache:
             hashes = self._hash_rows(
                 encoder,
                 new,
-                store.get_workloads([sketch.workload_id for sketch in new]),
+                workloads_of(store, new),
                 programs["sketch"].to_numpy().astype(np.int64),
                 decisions,
             )

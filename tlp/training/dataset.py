@@ -33,7 +33,7 @@ from tlp.model.encoders import ANSOR, METASCHEDULE, Encoder
 from tlp.report.progress import say
 from tlp.training.cache import CacheUnavailableError, FeatureCache
 from tlp.training.holdout import Holdout, bucket, choose_holdout
-from tlp.training.snapshot import IntArray, Snapshot, Touched, plain_snapshot
+from tlp.training.snapshot import IntArray, Snapshot, Touched, plain_snapshot, workloads_of
 
 FEATURE_CACHE_BYTES = 1 << 30
 VALIDATION = 20  # one training workload in twenty
@@ -184,7 +184,7 @@ def build_dataset(
         )
     used = programs["sketch_id"].unique().sort().to_list()
     kept = tuple(sketches[sketch_id] for sketch_id in used)
-    subgraphs = tuple(store.get_workloads([sketch.workload_id for sketch in kept]))
+    subgraphs = workloads_of(store, kept)
     sketch_of = programs["sketch_id"].replace_strict(used, range(len(used)), return_dtype=pl.Int64).to_numpy()
     words = encoders.grow_vocabulary(spoken, vocabulary or encoders.new_vocabulary(spoken), kept)
     encoder = encoders.make_encoder(words, version, length=length)
