@@ -132,7 +132,10 @@ class MeasurementStore(ABC):
     def get_sketches(
         self, sketch_ids: Sequence[str] | None = None, *, workload_ids: Sequence[str] | None = None
     ) -> list[Sketch]:
-        """Those sketches (all if neither is given), by sketch_id. Unknown ids are left out."""
+        """Those sketches with their workloads' context (all if neither is given), by sketch_id.
+
+        Unknown ids are left out.
+        """
 
     @abstractmethod
     def programs(self, *, devices: Sequence[str] | None = None) -> pl.DataFrame:

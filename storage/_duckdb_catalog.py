@@ -190,7 +190,12 @@ class CatalogTables(MeasurementStore):
                 """,
                 [sketch_ids is None, list(sketch_ids or ()), workload_ids is None, list(workload_ids or ())],
             ).fetchall()
-        return [Sketch(*row) for row in rows]
+            contexts = con.execute(
+                "SELECT workload_id, context FROM workloads WHERE workload_id IN (SELECT unnest(?::VARCHAR[]))",
+                [sorted({row[1] for row in rows})],
+            ).fetchall()
+        context_of = {workload_id: json_value(text) for workload_id, text in contexts}
+        return [Sketch(*row, context_of[row[1]]) for row in rows]
 
 
 def insert_sketches(con: Connection, sketches: Iterable[Sketch]) -> int:

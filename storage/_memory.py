@@ -229,7 +229,7 @@ class MemoryStore(MemoryRuns):
     ) -> list[Sketch]:
         with self._lock:
             return [
-                self._sketches[key]
+                replace(self._sketches[key], context=self._workloads[self._sketches[key].workload_id].context)
                 for key in sorted(self._sketches)
                 if (sketch_ids is None or key in sketch_ids)
                 and (workload_ids is None or self._sketches[key].workload_id in workload_ids)

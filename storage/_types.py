@@ -182,6 +182,8 @@ class Sketch:
         instructions_json: for `metaschedule`: JSON list of `[kind, inputs, attrs, outputs]`, everything before
             `EnterPostproc` (not included). See `tlp.language.sketch`.
         decision_width: number of integers in the decision vector of a program of this sketch.
+        context: of its workload, as read from a store or a design space, for encoders; not a part of the sketch
+            (it does not count in comparisons and is not stored with it). None: nobody looked it up.
     """
 
     sketch_id: str
@@ -189,6 +191,7 @@ class Sketch:
     language: str
     instructions_json: str
     decision_width: int
+    context: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
     @staticmethod
     def make(workload_id: str, language: str, instructions_json: str, decision_width: int) -> Sketch:

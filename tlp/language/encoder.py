@@ -3,7 +3,7 @@
 The layout is the paper's (TLP §4: one-hot kind, numbers, names as tokens, one row per primitive, cropped or padded to
 L×E), adapted to MetaSchedule traces. Widths were chosen on the traces of 187 workloads (7 to 34 instructions before
 `EnterPostproc`): without the instructions that only make handles or draw decisions, whose values are written where
-they are used (`tlp.language.rows`), 3 to 24 rows are left, hence L = 24.
+they are used (`tlp.language.rows`), 3 to 24 rows are left, hence 24 rows of primitives.
 
     columns                what                                                           width
     KIND                   one-hot of the primitive; row 0 stands for padding                32
@@ -12,15 +12,20 @@ they are used (`tlp.language.rows`), 3 to 24 rows are left, hence L = 24.
     SCALARS                numbers that are not extents                                       2
     FACTORS                Split: its factors, outermost first                                6
     LOCATION               compute-at: at root, inlined, depth, Π extents outside, inside     5
-    NEST                   Reorder: extents of the new nest, innermost first; rest in last   24
+    NEST (version 1)       Reorder: extents of the new nest, innermost first; rest in last   24
 
 Extents are powers and products, so they are written as log2 (raw numbers cost 0.19 top-1 here); other numbers x as
-sign(x)·log2(1 + |x|). NEST and LOCATION repeat decisions of other rows on purpose: which loops are innermost, and how
-much runs inside a compute location, is what the latency depends on, and one attention layer would have to join up
-to eight rows for it. `metaschedule-1-paper` writes raw numbers and leaves those two out.
+sign(x)·log2(1 + |x|). LOCATION repeats decisions of other rows on purpose: how much runs inside a compute location is
+what the latency depends on, and one attention layer would have to join up to eight rows for it.
 
-**Pure.** The encoding depends on the sketch and the decisions only. What a sketch's decisions do not change is a
-template; N programs are filled by numpy indexing, with no Python loop over programs or primitives.
+    version                 L × E      rows before the primitives             numbers
+    metaschedule-2          28 × 49    4: the profile (`tlp.language.profile`), its K numbers row by row, then zeros
+    metaschedule-1          24 × 74    none; NEST is the last 24 columns
+    metaschedule-1-paper    24 × 74    none; NEST and LOCATION left out        raw, as in the paper
+
+**Pure.** The encoding depends on the sketch, the decisions and, for the profile, the workload's arithmetic. What a
+sketch's decisions do not change is a template; N programs are filled by numpy indexing, with no Python loop over
+programs or primitives.
 """
 
 from __future__ import annotations
@@ -35,6 +40,8 @@ import numpy.typing as npt
 
 from storage import Sketch
 from tlp.errors import InvalidInputError, ModelFormatError
+from tlp.language.arithmetic import Arithmetic, arithmetic_of
+from tlp.language.profile import PROFILE_WIDTH, ProfilePlan, fill_profile, plan_profile
 from tlp.language.rows import Extent, Location, Row, collapse, sketch_rows, sketch_words
 from tlp.language.sketch import DecisionKind, parse_sketch
 from tlp.language.vocabulary import UNKNOWN, Vocabulary
@@ -48,14 +55,48 @@ SCALARS = slice(LOOP + 1, LOOP + 3)
 FACTORS = slice(SCALARS.stop, SCALARS.stop + 6)
 LOCATION = slice(FACTORS.stop, FACTORS.stop + 5)
 NEST = slice(LOCATION.stop, LOCATION.stop + 24)
-WIDTH = NEST.stop  # E
-NUMBERS = slice(SCALARS.start, WIDTH)
-LENGTH = 24  # L
+PRIMITIVES = 24  # rows
 LOOP_SLOTS = 16
 
-ENCODER_VERSION = "metaschedule-1"
+ENCODER_VERSION = "metaschedule-2"
+FIRST_ENCODER_VERSION = "metaschedule-1"
 PAPER_ENCODER_VERSION = "metaschedule-1-paper"
-ENCODER_VERSIONS = (ENCODER_VERSION, PAPER_ENCODER_VERSION)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where things stand in an encoded program.
+
+    Attributes:
+        width: E.
+        profile_rows: rows before the primitives that hold the profile, row by row; their KIND columns are not kinds.
+        is_raw: numbers are written as they are.
+        has_nest: Reorder rows have NEST.
+    """
+
+    width: int
+    profile_rows: int = 0
+    is_raw: bool = False
+    has_nest: bool = True
+
+    @property
+    def length(self) -> int:
+        """L without cropping."""
+        return self.profile_rows + PRIMITIVES
+
+    @property
+    def numbers(self) -> slice:
+        """Columns of a primitive's row that hold numbers."""
+        return slice(SCALARS.start, self.width)
+
+
+LAYOUTS = {
+    ENCODER_VERSION: Layout(LOCATION.stop, -(-PROFILE_WIDTH // LOCATION.stop), has_nest=False),
+    FIRST_ENCODER_VERSION: Layout(NEST.stop),
+    PAPER_ENCODER_VERSION: Layout(NEST.stop, is_raw=True, has_nest=False),
+}
+ENCODER_VERSIONS = tuple(LAYOUTS)
+WIDTH, LENGTH = LAYOUTS[ENCODER_VERSION].width, LAYOUTS[ENCODER_VERSION].length  # E and L of the current version
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.integer[Any]]
@@ -95,6 +136,7 @@ class SketchPlan:
         scalar_cells: cells that take `log_scalar` of a value column.
         scalar_columns: those columns.
         places: compute-at rows.
+        profile: how to fill the profile; None: zeros.
     """
 
     template: FloatArray
@@ -107,17 +149,17 @@ class SketchPlan:
     scalar_cells: npt.NDArray[np.int64]
     scalar_columns: npt.NDArray[np.int64]
     places: tuple[_Place, ...]
+    profile: ProfilePlan | None
 
 
 class _PlanBuilder:
     """Collects the cells of one sketch."""
 
-    def __init__(self, vocabulary: Vocabulary, length: int, decision_width: int, nest: bool) -> None:
+    def __init__(self, vocabulary: Vocabulary, layout: Layout, length: int, decision_width: int) -> None:
         self.vocabulary = vocabulary
-        self.length = length
+        self.layout = layout
         self.width = decision_width
-        self.nest = nest
-        self.template = np.zeros((length, WIDTH), np.float32)
+        self.template = np.zeros((length, layout.width), np.float32)
         self.products: dict[Extent, int] = {}
         self.extent_cells: list[tuple[int, int]] = []
         self.scalar_cells: list[tuple[int, int]] = []
@@ -137,7 +179,7 @@ class _PlanBuilder:
         for i, word in enumerate(row.words[:WORD_SLOTS]):
             cells[WORDS.start + i] = self.vocabulary.word_id(word) if word else 0
         cells[LOOP] = min(row.loop, LOOP_SLOTS - 1)
-        base = index * WIDTH
+        base = index * self.layout.width
         for i, scalar in enumerate(row.scalars[:2]):
             self.scalar_cells.append((base + SCALARS.start + i, self.column(scalar)))
         for i, factor in enumerate(row.factors[: FACTORS.stop - FACTORS.start]):
@@ -145,7 +187,7 @@ class _PlanBuilder:
         if row.location is not None:
             columns = np.array([self.column(extent) for extent in row.location.nest], dtype=np.int64)
             self.places.append(_Place(base + LOCATION.start, row.location, columns))
-        if self.nest:
+        if self.layout.has_nest:
             for i, extent in enumerate(collapse(row.nest, NEST.stop - NEST.start)):
                 self.extent_cells.append((base + NEST.start + i, self.column(extent)))
 
@@ -155,36 +197,52 @@ class MetaScheduleEncoder:
 
     Args:
         vocabulary: numbers of kinds and words.
-        length: L, rows kept; later ones are cropped.
-        version: `metaschedule-1`, or `metaschedule-1-paper` for raw numbers.
+        length: L, rows kept, those of the profile included; later ones are cropped. None: as the version has it.
+        version: one of `ENCODER_VERSIONS`.
 
     Raises:
         ModelFormatError: an encoder version this release does not have.
     """
 
-    def __init__(self, vocabulary: Vocabulary, *, length: int = LENGTH, version: str = ENCODER_VERSION) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, length: int | None = None, version: str = ENCODER_VERSION) -> None:
         if version not in ENCODER_VERSIONS:
             raise ModelFormatError(
                 f"encoder version {version!r} is not one of this release's {', '.join(ENCODER_VERSIONS)}",
                 next_command="tlp train --from-scratch",
             )
         self.vocabulary = vocabulary
-        self.length = length
-        self.width = WIDTH
+        self.layout = LAYOUTS[version]
+        self.length = self.layout.length if length is None else length
+        self.width = self.layout.width
+        if self.length <= self.layout.profile_rows:
+            raise InvalidInputError(f"encoder {version} needs more than {self.layout.profile_rows} rows, got {length}")
         self.version = version
-        self.is_raw = version == PAPER_ENCODER_VERSION
         self._plan = lru_cache(maxsize=4096)(self._build_plan)
 
     def plan(self, sketch: Sketch) -> SketchPlan:
-        """The sketch's plan, cached. Raises InvalidInputError for a sketch that cannot be read."""
+        """The sketch's plan, cached.
+
+        Raises:
+            InvalidInputError: a sketch that cannot be read; a version with a profile was given a sketch without the
+                context of its workload.
+        """
+        if self.layout.profile_rows and sketch.context is None:
+            raise InvalidInputError(
+                f"encoder {self.version} needs the context of workload {sketch.workload_id}, sketch {sketch.sketch_id} "
+                "was made without it"
+            )
         return self._plan(sketch)
 
     def _build_plan(self, sketch: Sketch) -> SketchPlan:
+        arithmetic: Arithmetic | None = None
+        if self.layout.profile_rows:
+            arithmetic = arithmetic_of(sketch.workload_id, sketch.context or {})
         _, slots = parse_sketch(sketch.instructions_json)
-        builder = _PlanBuilder(self.vocabulary, self.length, sketch.decision_width, not self.is_raw)
-        rows = sketch_rows(sketch)[: self.length]
+        builder = _PlanBuilder(self.vocabulary, self.layout, self.length, sketch.decision_width)
+        first = self.layout.profile_rows
+        rows = sketch_rows(sketch)[: self.length - first]
         for index, row in enumerate(rows):
-            builder.add(index, row)
+            builder.add(first + index, row)
         tables = tuple(
             (slot.start, np.asarray(slot.candidates, np.float64))
             for slot in slots
@@ -203,6 +261,7 @@ class MetaScheduleEncoder:
             scalar_cells=scalars[:, 0],
             scalar_columns=scalars[:, 1],
             places=tuple(builder.places),
+            profile=None if arithmetic is None else plan_profile(sketch, arithmetic),
         )
 
     def encode(self, sketch: Sketch, decisions: npt.ArrayLike) -> FloatArray:
@@ -216,7 +275,7 @@ class MetaScheduleEncoder:
             `(N, L, E)` float32.
 
         Raises:
-            InvalidInputError: D is not the sketch's, or a categorical decision is out of range.
+            InvalidInputError: D is not the sketch's, a categorical decision is out of range, or as `plan`.
         """
         values = np.asarray(decisions)
         plan = self.plan(sketch)
@@ -229,10 +288,10 @@ class MetaScheduleEncoder:
     def fill(self, plan: SketchPlan, decisions: npt.NDArray[Any]) -> FloatArray:
         """`encode` for a plan at hand; `decisions` is `(N, D)`."""
         n = len(decisions)
-        out = np.empty((n, self.length * WIDTH), np.float32)
+        out = np.empty((n, self.length * self.width), np.float32)
         out[:] = plan.template
         values = _values(plan, decisions)
-        if self.is_raw:
+        if self.layout.is_raw:
             out[:, plan.extent_cells] = values[:, plan.extent_columns]
             out[:, plan.scalar_cells] = values[:, plan.scalar_columns]
         else:
@@ -240,7 +299,9 @@ class MetaScheduleEncoder:
             out[:, plan.scalar_cells] = log_scalar(values[:, plan.scalar_columns])
         for place in plan.places:
             out[:, place.cell : place.cell + 5] = self._located(place, decisions, values)
-        return out.reshape(n, self.length, WIDTH)
+        if plan.profile is not None:
+            out[:, :PROFILE_WIDTH] = fill_profile(plan.profile, values, decisions)
+        return out.reshape(n, self.length, self.width)
 
     def _located(
         self, place: _Place, decisions: npt.NDArray[Any], values: npt.NDArray[np.float64]
@@ -252,7 +313,7 @@ class MetaScheduleEncoder:
         cells = np.zeros((n, 5))
         cells[:, 0] = index == -1
         cells[:, 1] = index == -2
-        if self.is_raw:
+        if self.layout.is_raw:
             cells[:, 2] = index
             return cells
         cells[:, 2] = log_scalar(np.maximum(index + 1, 0))

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from storage import Sketch
+from tlp.language.arithmetic import arithmetic_of
 from tlp.language.encoder import (
     FACTORS,
     KIND_SLOTS,
@@ -21,11 +22,11 @@ from tlp.language.encoder import (
     LOOP_SLOTS,
     NEST,
     SCALARS,
-    WIDTH,
     WORDS,
     FloatArray,
     MetaScheduleEncoder,
 )
+from tlp.language.reference_profile import profile_reference
 from tlp.language.sketch import DecisionKind, parse_sketch
 from tlp.language.vocabulary import UNKNOWN
 
@@ -52,12 +53,23 @@ class _Walk:
         self.value: dict[str, float] = {}  # loop or variable → number
         self.sampled: dict[str, int] = {}  # sampled location → loop index
         self.anchor = ""
+        self.depth: dict[str, int] = {}  # loop → its place among its split's outputs
+        self.unroll: float | None = None
+        self.placed: list[tuple[str, int]] = []  # (block name, sampled location) of each compute-at
 
     def number(self, handle: Any) -> float:
         """A literal, a variable's value, a loop's extent; 1 if unknown."""
         if isinstance(handle, str):
             return self.value.get(handle, 1.0)
         return 1.0 if handle is None or isinstance(handle, bool) else float(handle)
+
+    def nests(self) -> dict[str, list[tuple[int, int | None, float | None]]]:
+        """Block name → (iterator, depth, extent or None if never split) of its loops, outermost first."""
+        found: dict[str, list[tuple[int, int | None, float | None]]] = {}
+        for block, loops in self.loops.items():
+            nest = [(self.position[loop] - 1, self.depth.get(loop), self.value.get(loop)) for loop in loops]
+            found.setdefault(self.names.get(block, ""), nest)
+        return found
 
     def name(self, handle: str) -> str:
         """Name of a block, or of a loop's block."""
@@ -80,9 +92,10 @@ def encode_reference(encoder: MetaScheduleEncoder, sketch: Sketch, decisions: Se
     instructions, slots = parse_sketch(sketch.instructions_json)
     slot_of = {slot.instruction: slot for slot in slots}
     walk = _Walk()
-    out = np.zeros((encoder.length, WIDTH), np.float32)
-    extent, scalar = (float, float) if encoder.is_raw else (_extent, _scalar)
-    at = 0
+    out = np.zeros((encoder.length, encoder.width), np.float32)
+    extent, scalar = (float, float) if encoder.layout.is_raw else (_extent, _scalar)
+    at = encoder.layout.profile_rows
+    cropped = np.zeros(encoder.width, np.float32)
     for index, (kind, inputs, attrs, outputs) in enumerate(instructions):
         if index in slot_of:
             slot = slot_of[index]
@@ -97,9 +110,7 @@ def encode_reference(encoder: MetaScheduleEncoder, sketch: Sketch, decisions: Se
         if kind in _DROPPED:
             _follow(walk, kind, inputs, attrs, outputs)
             continue
-        if at == encoder.length:
-            break
-        row = out[at]
+        row = out[at] if at < encoder.length else cropped
         at += 1
         known = encoder.vocabulary.kind_id(kind)
         row[known if known < KIND_SLOTS else UNKNOWN] = 1.0
@@ -113,6 +124,7 @@ def encode_reference(encoder: MetaScheduleEncoder, sketch: Sketch, decisions: Se
             scalars = [float(walk.count.get(walk.block.get(first, ""), 0))]
             walk.replace(first, outputs)
             walk.value.update(dict(zip(outputs, factors, strict=False)))
+            walk.depth.update({loop: i for i, loop in enumerate(outputs)})
         elif kind == "Fuse":
             factors = [math.prod(walk.number(loop) for loop in inputs)]
             for loop in inputs[1:]:
@@ -126,6 +138,8 @@ def encode_reference(encoder: MetaScheduleEncoder, sketch: Sketch, decisions: Se
         elif kind in ("ComputeAt", "ReverseComputeAt"):
             row[LOOP] = min(walk.position.get(inputs[1], 0), LOOP_SLOTS - 1)
             _locate(walk, encoder, row, first, inputs[1])
+            if inputs[1] in walk.sampled:
+                walk.placed.append((walk.name(first), walk.sampled[inputs[1]]))
         else:
             if kind == "RFactor":
                 walk.loops[outputs[0]] = list(walk.loops.get(walk.block.get(first, ""), []))
@@ -149,6 +163,12 @@ def encode_reference(encoder: MetaScheduleEncoder, sketch: Sketch, decisions: Se
             row[SCALARS.start + i] = scalar(value)
         for i, value in enumerate(factors[: FACTORS.stop - FACTORS.start]):
             row[FACTORS.start + i] = extent(value)
+        if kind == "Annotate" and any("unroll" in word for word in words) and scalars and walk.unroll is None:
+            walk.unroll = scalars[0]
+    arithmetic = arithmetic_of(sketch.workload_id, sketch.context or {})
+    if encoder.layout.profile_rows and arithmetic is not None:
+        numbers = profile_reference(walk.nests(), walk.placed, walk.unroll or 0.0, arithmetic)
+        out.reshape(-1)[: len(numbers)] = numbers
     return out
 
 
@@ -173,7 +193,7 @@ def _reorder(walk: _Walk, encoder: MetaScheduleEncoder, row: FloatArray, inputs:
     fresh = list(inputs)
     walk.loops[block] = [fresh.pop(0) if loop in inputs else loop for loop in walk.loops.get(block, [])]
     walk.anchor = block
-    if encoder.is_raw:
+    if not encoder.layout.has_nest:
         return
     extents = [walk.number(loop) for loop in reversed(inputs)]
     room = NEST.stop - NEST.start
@@ -194,7 +214,7 @@ def _locate(walk: _Walk, encoder: MetaScheduleEncoder, row: FloatArray, block: s
     cells = row[LOCATION]
     cells[0] = index == -1
     cells[1] = index == -2
-    if encoder.is_raw:
+    if encoder.layout.is_raw:
         cells[2] = index
         return
     cells[2] = _scalar(max(index + 1, 0))

@@ -17,7 +17,7 @@ The extent of a loop is a product of decisions and a constant (`Extent`); a loop
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -106,6 +106,8 @@ class _State:
     loops: dict[str, int] = field(default_factory=dict)  # block handle → loops it had at GetLoops
     extent: dict[str, Extent] = field(default_factory=dict)  # loop or variable handle → extent
     locations: dict[str, int] = field(default_factory=dict)  # sampled loop handle → decision column
+    depth: dict[str, int] = field(default_factory=dict)  # loop handle → its place among its split's outputs
+    located: list[tuple[str, int]] = field(default_factory=list)  # (block name, decision column) of each compute-at
     anchor: str = ""  # block whose nest changed last
 
     def word(self, handle: Any) -> str:
@@ -180,6 +182,7 @@ def _row(state: _State, instruction: Instruction) -> Row:
         scalars = (Extent((), float(state.loops.get(state.owner.get(first, ""), 0))),)
         state.derive(first, outputs)
         state.extent.update(zip(outputs, factors, strict=False))
+        state.depth.update({out: i for i, out in enumerate(outputs)})
         return Row(kind, tuple(words), loop, scalars, factors)
     if kind == "Fuse":
         product = ONE
@@ -200,6 +203,8 @@ def _row(state: _State, instruction: Instruction) -> Row:
         state.anchor = block
         return Row(kind, tuple(words), nest=tuple(state.of(handle) for handle in reversed(inputs)))
     if kind in COMPUTE_AT:
+        if inputs[1] in state.locations:
+            state.located.append((state.word(first), state.locations[inputs[1]]))
         return Row(kind, tuple(words), state.position.get(inputs[1], 0), location=_location(state, first, inputs[1]))
     if kind == "RFactor":
         parent = state.owner.get(first, "")
@@ -228,6 +233,10 @@ def read_rows(instructions: Sequence[Instruction], slots: Sequence[DecisionSlot]
     Raises:
         InvalidInputError: an instruction is not `[kind, inputs, attrs, outputs]` with what its kind needs.
     """
+    return _walk(instructions, slots)[0]
+
+
+def _walk(instructions: Sequence[Instruction], slots: Sequence[DecisionSlot]) -> tuple[tuple[Row, ...], _State]:
     state = _State()
     by_instruction = {slot.instruction: slot for slot in slots}
     rows: list[Row] = []
@@ -241,7 +250,50 @@ def read_rows(instructions: Sequence[Instruction], slots: Sequence[DecisionSlot]
                 rows.append(_row(state, instruction))
         except (IndexError, TypeError, ValueError, StopIteration) as exc:
             raise InvalidInputError(f"instruction {index} cannot be read: {instruction!r} ({exc!r})") from exc
-    return tuple(rows)
+    return tuple(rows), state
+
+
+@dataclass(frozen=True)
+class Loop:
+    """One loop of a block's final nest.
+
+    Attributes:
+        iterator: which of the block's original loops it is a part of, 0 the outermost.
+        depth: its place among the outputs of its `Split`, 0 the outermost; None: it was never split.
+        extent: symbolic; None: no primitive changed it, it is the workload's.
+    """
+
+    iterator: int
+    depth: int | None
+    extent: Extent | None
+
+
+@dataclass(frozen=True)
+class Nests:
+    """Where a sketch leaves the loops of its blocks.
+
+    Attributes:
+        loops: block name → its loops, outermost first. Blocks whose loops no primitive asked for are not in it.
+        located: (block name, decision column) of each compute-at with a sampled location, in trace order.
+    """
+
+    loops: Mapping[str, tuple[Loop, ...]]
+    located: tuple[tuple[str, int], ...]
+
+
+def sketch_nests(sketch: Sketch) -> Nests:
+    """The nests that a sketch's primitives make.
+
+    Raises:
+        InvalidInputError: the sketch is of another schedule language, or malformed.
+    """
+    sketch_rows(sketch)  # refuses what is not a sketch of this language
+    _, state = _walk(*parse_sketch(sketch.instructions_json))
+    loops: dict[str, tuple[Loop, ...]] = {}
+    for handle, nest in state.nests.items():  # RFactor's new block bears its parent's name: the parent is first
+        parts = tuple(Loop(state.position[loop] - 1, state.depth.get(loop), state.extent.get(loop)) for loop in nest)
+        loops.setdefault(state.blocks.get(handle, ""), parts)
+    return Nests(loops, tuple(state.located))
 
 
 @lru_cache(maxsize=4096)

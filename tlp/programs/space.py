@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -179,4 +179,5 @@ class DesignSpace:
             raise InvalidInputError("the schedule was made without a trace")
         # simplified: the search drops instructions nothing depends on before it samples, the generator does not.
         trace = schedule.trace.simplified(remove_postproc=True)
-        return from_trace(self.workload.workload_id, to_plain(trace.as_json()))
+        sketch, program = from_trace(self.workload.workload_id, to_plain(trace.as_json()))
+        return replace(sketch, context=self.workload.context), program

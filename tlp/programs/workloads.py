@@ -7,7 +7,9 @@ from functools import lru_cache
 from typing import Any
 
 from storage import Workload, canonical_json
+from tlp.language.arithmetic import KEY as ARITHMETIC
 from tlp.programs._tvm import blocks_of, map_tvm_errors
+from tlp.programs.arithmetic import read_arithmetic
 
 
 def workload_from_module(name: str, module: Any) -> Workload:
@@ -36,7 +38,11 @@ def workload_from_module(name: str, module: Any) -> Workload:
             re.sub(r"\d+(?=_|$)", "", name),
             tvm.ir.save_json(module),
             digest,
-            {"args": [[dtype, list(shape)] for dtype, shape in args], "flop": float(estimate_tir_flops(module))},
+            {
+                "args": [[dtype, list(shape)] for dtype, shape in args],
+                "flop": float(estimate_tir_flops(module)),
+                ARITHMETIC: read_arithmetic(module),
+            },
             key=canonical_json([digest, args, block_names(module)]),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from tlp.language.encoder import ENCODER_VERSIONS, MetaScheduleEncoder, grow_voc
 from tlp.language.reference import encode_reference
 from tlp.language.rows import sketch_rows
 from tlp.language.sketch import LANGUAGE, DecisionKind, from_trace, parse_sketch, to_trace
+from tlp.language.testing import with_context
 from tlp.language.vocabulary import UNKNOWN, Vocabulary
 
 
@@ -37,7 +39,7 @@ def random_decisions(sketch: Sketch, rng: np.random.Generator, count: int) -> np
 @pytest.mark.parametrize("version", ENCODER_VERSIONS)
 def test_equals_the_reference_on_real_traces(traces: list[Any], version: str) -> None:
     rng = np.random.default_rng(0)
-    sketches = [from_trace("w", trace) for trace in traces]
+    sketches = [(with_context(s, i), p) for i, (s, p) in enumerate(from_trace("w", trace) for trace in traces)]
     encoder = MetaScheduleEncoder(grow_vocabulary(Vocabulary(), [s for s, _ in sketches]), version=version)
     for sketch, program in sketches:
         decisions = np.concatenate([[program.decisions], random_decisions(sketch, rng, 4)])
@@ -106,12 +108,12 @@ def instruction_lists(draw: st.DrawFn) -> list[list[Any]]:
 
 
 @settings(max_examples=150, deadline=None)
-@given(instruction_lists(), st.integers(0, 2**32 - 1), st.sampled_from(ENCODER_VERSIONS), st.integers(3, 30))
+@given(instruction_lists(), st.integers(0, 2**32 - 1), st.sampled_from(ENCODER_VERSIONS), st.integers(5, 30))
 def test_equals_the_reference_on_random_traces(
     instructions: list[list[Any]], seed: int, version: str, length: int
 ) -> None:
     width = sum(slot.width for slot in parse_sketch(json.dumps(instructions))[1])
-    sketch = Sketch.make("w", LANGUAGE, json.dumps(instructions), width)
+    sketch = with_context(Sketch.make("w", LANGUAGE, json.dumps(instructions), width), seed)
     vocabulary = grow_vocabulary(Vocabulary(), [sketch]) if seed % 2 else Vocabulary()
     encoder = MetaScheduleEncoder(vocabulary, length=length, version=version)
     decisions = random_decisions(sketch, np.random.default_rng(seed), 3)
@@ -125,6 +127,7 @@ def test_a_trace_and_its_sketch_with_those_decisions_encode_equally(traces: list
     for trace in traces:
         sketch, program = from_trace("w", trace)
         again, same = from_trace("w", to_trace(sketch, program.decisions))
+        sketch, again = with_context(sketch), with_context(again)
         np.testing.assert_array_equal(
             encoder.encode(sketch, [program.decisions]), encoder.encode(again, [same.decisions])
         )
@@ -137,7 +140,7 @@ def test_what_follows_enter_postproc_is_not_encoded(traces: list[Any]) -> None:
 
 
 def test_a_program_does_not_depend_on_its_neighbours(traces: list[Any]) -> None:
-    sketch, _ = from_trace("w", traces[-1])
+    sketch = with_context(from_trace("w", traces[-1])[0])
     encoder = MetaScheduleEncoder(Vocabulary())
     decisions = random_decisions(sketch, np.random.default_rng(1), 33)
     whole = encoder.encode(sketch, decisions)
@@ -148,6 +151,7 @@ def test_a_program_does_not_depend_on_its_neighbours(traces: list[Any]) -> None:
 def test_every_decision_of_a_tiled_sketch_shows(traces: list[Any]) -> None:
     """No two programs of one sketch look alike: changing any one decision changes the encoding."""
     sketch, program = max((from_trace("w", t) for t in traces), key=lambda pair: pair[0].decision_width)
+    sketch = replace(sketch, context={})
     encoder = MetaScheduleEncoder(grow_vocabulary(Vocabulary(), [sketch]))
     base = encoder.encode(sketch, [program.decisions])
     for slot in parse_sketch(sketch.instructions_json)[1]:
@@ -164,6 +168,7 @@ def test_every_decision_of_a_tiled_sketch_shows(traces: list[Any]) -> None:
 
 def test_old_programs_read_as_before_when_the_vocabulary_grows(traces: list[Any]) -> None:
     sketch, program = from_trace("w", traces[-1])
+    sketch = with_context(sketch)
     old = grow_vocabulary(Vocabulary(), [sketch])
     new = grow_vocabulary(old, [from_trace("w", trace)[0] for trace in traces])
     assert len(new.words) > len(old.words)
@@ -175,19 +180,23 @@ def test_old_programs_read_as_before_when_the_vocabulary_grows(traces: list[Any]
 
 def test_unknown_names_and_kinds_have_a_token() -> None:
     program = [["GetSBlock", [], ["strange", "main"], ["b0"]], ["StrangeKind", ["b0"], [], []]]
-    sketch = Sketch.make("w", LANGUAGE, json.dumps(program), 0)
-    row = MetaScheduleEncoder(Vocabulary()).encode(sketch, np.empty((1, 0), int))[0, 0]
+    sketch = replace(Sketch.make("w", LANGUAGE, json.dumps(program), 0), context={})
+    encoder = MetaScheduleEncoder(Vocabulary())
+    row = encoder.encode(sketch, np.empty((1, 0), int))[0, encoder.layout.profile_rows]
     assert row[UNKNOWN] == 1.0 and row[layout.KIND].sum() == 1.0
     assert row[layout.WORDS][0] == UNKNOWN
 
 
 def test_real_sketches_fit_the_length(traces: list[Any]) -> None:
-    assert max(len(sketch_rows(from_trace("w", trace)[0])) for trace in traces) <= layout.LENGTH
+    assert max(len(sketch_rows(from_trace("w", trace)[0])) for trace in traces) <= layout.PRIMITIVES
 
 
 def test_bad_decisions_are_refused(traces: list[Any]) -> None:
     sketch, program = from_trace("w", traces[-1])
     encoder = MetaScheduleEncoder(Vocabulary())
+    with pytest.raises(InvalidInputError, match="needs the context of workload w"):
+        encoder.encode(sketch, [program.decisions])
+    sketch = with_context(sketch)
     with pytest.raises(InvalidInputError, match="takes"):
         encoder.encode(sketch, [program.decisions[:-1]])
     slot = next(s for s in parse_sketch(sketch.instructions_json)[1] if s.kind is DecisionKind.CATEGORICAL)
@@ -199,8 +208,10 @@ def test_bad_decisions_are_refused(traces: list[Any]) -> None:
 
 def test_bad_sketches_and_versions_are_refused() -> None:
     with pytest.raises(InvalidInputError, match="ansor"):
-        MetaScheduleEncoder(Vocabulary()).encode(Sketch.make("w", "ansor", "[]", 0), np.empty((1, 0)))
-    broken = Sketch.make("w", LANGUAGE, json.dumps([["ComputeAt", ["b0"], [], []]]), 0)
+        MetaScheduleEncoder(Vocabulary()).encode(
+            replace(Sketch.make("w", "ansor", "[]", 0), context={}), np.empty((1, 0))
+        )
+    broken = replace(Sketch.make("w", LANGUAGE, json.dumps([["ComputeAt", ["b0"], [], []]]), 0), context={})
     with pytest.raises(InvalidInputError, match="instruction 0"):
         MetaScheduleEncoder(Vocabulary()).encode(broken, np.empty((1, 0)))
     with pytest.raises(ModelFormatError, match="metaschedule-99"):
