@@ -147,6 +147,10 @@ def _evaluate_family(
     names = [name for name in TRAINED if name in baselines]
     trained_at, note = snapshot_of(store, checkpoint.manifest, mark) if names else (mark, None)
     report["notes"] += [f"{resolved.model}: {note}"] if note else []
+    if seen := sorted(set(holdout.networks) - set(checkpoint.manifest.holdout)):
+        report["notes"].append(
+            f"{resolved.model}: {', '.join(seen)} was not held out when version {resolved.version} was trained"
+        )
     found: dict[str, Any] = {}
     # Baselines are trained only where there is something to rank.
     for name in evaluate(store, [d.name for d in devices], {}, watermark=mark, holdout=holdout).devices:

@@ -16,6 +16,7 @@ from storage import (
     MeasurementBatch,
     MeasurementState,
     MeasurementStore,
+    Network,
     Program,
     RunKind,
     RunState,
@@ -29,6 +30,7 @@ from tlp.evaluation import PREDICTOR, default_plot, evaluate_version
 from tlp.home import open_home
 from tlp.model.checkpoint import Checkpoint
 from tlp.registry import Registry
+from tlp.report import tables
 from tlp.settings import Settings, get_settings
 from tlp.training.compare import snapshot_of
 from tlp.training.dataset import build_dataset
@@ -147,6 +149,15 @@ def test_a_device_without_a_head_is_said_to_have_none(home: Settings) -> None:
     assert report["notes"] == [f"newcomer: version 1 has no head for it, {small_fleet.DEVICE}'s is used"]
 
 
+def test_a_network_that_was_trained_on_is_named(home: Settings) -> None:
+    store = open_home(home)
+    tasks = store.get_network("train").tasks[:2]
+    store.add_network(Network("late", True, "test", small_fleet.AT, tasks), [])
+    report = evaluate_version(store, home)
+    assert set(report["devices"][small_fleet.DEVICE][PREDICTOR]["networks"]) == {"held", "late"}
+    assert report["notes"] == ["mtl-tlp-x86_64: late was not held out when version 1 was trained"]
+
+
 @pytest.mark.parametrize("wrong", [["--plot", "curves.pdf"], ["--baseline", "xgb,bogus"]])
 def test_what_cannot_be_done_is_refused_first(
     home: Settings, capsys: pytest.CaptureFixture[str], wrong: list[str]
@@ -174,6 +185,8 @@ def test_programs_tvm_cannot_replay_count_for_nobody(home: Settings) -> None:
     plain = evaluate_version(store, home)
     compared = evaluate_version(store, home, baselines=["xgb"])
     assert plain["left_out"] == {} and compared["left_out"] == {small_fleet.DEVICE: 1}
+    shown = [part for part in tables.evaluation(compared) if isinstance(part, str)]
+    assert any("1 held-out programs" in line and "for all predictors" in line for line in shown)
     before, after = (report["devices"][small_fleet.DEVICE]["random"]["top1"] for report in (plain, compared))
     assert before < after
 
