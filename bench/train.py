@@ -84,58 +84,73 @@ def load(folder: Path | None) -> Dataset:
     return build_dataset(store, DEVICES)
 
 
-def rows_in_use(made: Dataset) -> np.ndarray:
-    """Rows of each program; they are its sketch's."""
-    _, one = np.unique(made.sketch_of, return_index=True)
-    return made.features(one).any(axis=2).sum(axis=1)[made.sketch_of]
+@dataclass(frozen=True)
+class Product:
+    """What one linear layer multiplies in a step: `rows x ins` by `ins x outs`."""
+
+    rows: int
+    ins: int
+    outs: int
+    needs_input_gradient: bool
+
+    @property
+    def flop(self) -> float:
+        """2 per multiply-add: forward, gradient of the weights, gradient of the input if it needs one."""
+        return 2.0 * self.rows * self.ins * self.outs * (2 + self.needs_input_gradient)
 
 
-def layers(network: MTLTLP) -> list[nn.Linear]:
-    return [module for module in network.modules() if isinstance(module, nn.Linear)]
+def products(run: TrainingRun, features: Tensor) -> list[Product]:
+    """What the network's linear layers multiply for these programs, seen while it scores them."""
+    found: list[Product] = []
+
+    def see(layer: nn.Module, inputs: tuple[Tensor, ...], _: Tensor) -> None:
+        assert isinstance(layer, nn.Linear)
+        rows = inputs[0].numel() // layer.in_features
+        found.append(Product(rows, layer.in_features, layer.out_features, inputs[0].requires_grad))
+
+    linear = [module for module in run.network.modules() if isinstance(module, nn.Linear)]
+    hooks = [layer.register_forward_hook(see) for layer in linear]
+    run.network(features)
+    for hook in hooks:
+        hook.remove()
+    return found
 
 
-def step_flop(network: MTLTLP, rows: np.ndarray) -> float:
-    """Multiply-adds x 2 of one step on programs with so many rows: forward, gradients of inputs and of weights."""
-    linear = [2.0 * layer.in_features * layer.out_features for layer in layers(network)]
-    first = 2.0 * network.input.in_features * network.input.out_features  # its input needs no gradient
-    attention = 3 * 2 * 2.0 * float((rows.astype(float) ** 2).sum()) * network.config.dims[-1]
-    return float(rows.sum()) * (3 * sum(linear) - first) + attention
+def attention_flop(run: TrainingRun, rows: int, programs: int) -> float:
+    """Of scores and weighted sums, three times each, at least: programs of equal length have the fewest pairs."""
+    return 3 * 2 * 2.0 * rows**2 / programs * run.network.config.dims[-1]
 
 
 class Peer:
     """The same matmuls on bare tensors: inside each over all threads, or a part of the rows in each thread.
 
     Args:
-        network: whose layers.
-        most_rows: rows there will be at most.
+        most: numbers in the largest operand there will be.
         device: where.
-        parts: threads that take a part of the rows each, one torch thread inside; 1: torch divides each matmul.
+        threads: in all.
+        parts: threads that take a part of the rows each; 1: torch divides each matmul.
     """
 
-    def __init__(self, network: MTLTLP, most_rows: int, device: torch.device, threads: int, parts: int) -> None:
-        sizes = [(layer.in_features, layer.out_features) for layer in layers(network)]
-        widest = max(max(size) for size in sizes)
-        self._x, self._dy = (torch.randn(parts, most_rows * widest, device=device) for _ in range(2))
-        self._weights = [torch.randn(b, a, device=device) for a, b in sizes]
+    def __init__(self, most: int, device: torch.device, threads: int, parts: int) -> None:
+        self._x, self._dy, self._w = (torch.randn(parts, most, device=device) for _ in range(3))
         self._parts, self._inner = parts, max(1, threads // parts)
         self._pool = ThreadPoolExecutor(parts) if parts > 1 else None
 
-    def run(self, rows: int) -> None:
+    def run(self, work: Sequence[Product]) -> None:
         if self._pool is None:
-            torch.set_num_threads(self._inner)
-            self._part(0, rows)
+            self._part(0, work)
         else:
-            list(self._pool.map(lambda part: self._part(part, rows // self._parts), range(self._parts)))
+            list(self._pool.map(lambda part: self._part(part, work), range(self._parts)))
 
-    def _part(self, part: int, rows: int) -> None:
+    def _part(self, part: int, work: Sequence[Product]) -> None:
         torch.set_num_threads(self._inner)
-        for weight in self._weights:
-            outs, ins = weight.shape
+        for one in work:
+            rows, ins, outs = one.rows // self._parts, one.ins, one.outs
             x, dy = self._x[part, : rows * ins].view(rows, ins), self._dy[part, : rows * outs].view(rows, outs)
-            _ = x @ weight.T, dy @ weight, dy.T @ x
-
-    def flop(self, rows: int) -> float:
-        return sum(3 * 2.0 * weight.numel() * (rows // self._parts * self._parts) for weight in self._weights)
+            weight = self._w[part, : ins * outs].view(outs, ins)
+            _ = x @ weight.T, dy.T @ x
+            if one.needs_input_gradient:
+                _ = dy @ weight
 
 
 def endless(made: Dataset, lists: int) -> Iterator[list[np.ndarray]]:
@@ -156,28 +171,31 @@ def measure(made: Dataset, options: TrainOptions, steps: int) -> dict[str, Any]:
     began = time.process_time()
     run = make_run(made, options)
     prepare_s = time.process_time() - began
-    in_use = rows_in_use(made)
     batches = endless(made, options.batch_lists)
     chosen = [next(batches) for _ in range(WARM_UP + steps)]
-    counts = [in_use[np.concatenate(lists)] for lists in chosen]
-    most = max(int(rows.sum()) for rows in counts)
+    work = [products(run, torch.from_numpy(made.features(np.concatenate(lists))).to(device)) for lists in chosen]
+    counts = [sum(map(len, lists)) for lists in chosen]
+    rows = [max(one.rows for one in each) for each in work]  # rows in use: what the trunk's layers see
+    most = max(max(one.rows * max(one.ins, one.outs), one.ins * one.outs) for each in work for one in each)
     threads = options.threads
     parts = {1, min(threads, options.batch_lists)} if device.type == "cpu" else {1}
-    peers = {n: Peer(run.network, most, device, threads, n) for n in sorted(parts)}
+    peers = {n: Peer(most, device, threads, n) for n in sorted(parts)}
     ours, rivals = Clock(), {n: Clock() for n in peers}
-    for number, (lists, rows) in enumerate(zip(chosen, counts, strict=True)):
+    for number, (lists, each) in enumerate(zip(chosen, work, strict=True)):
         if number == WARM_UP:
             ours, rivals = Clock(), {n: Clock() for n in peers}
+        flop = sum(one.flop for one in each)
         with run.open():
-            ours.run(lambda lists=lists: run.step(lists), step_flop(run.network, rows), device)
-        total = int(rows.sum())
+            attention = attention_flop(run, rows[number], counts[number])
+            ours.run(lambda lists=lists: run.step(lists), flop + attention, device)
         for n, peer in peers.items():
-            rivals[n].run(lambda peer=peer, total=total: peer.run(total), peer.flop(total), device)
+            rivals[n].run(lambda peer=peer, each=each: peer.run(each), flop, device)
+        torch.set_num_threads(threads)
     theirs = max(rivals.values(), key=lambda clock: clock.flop / clock.wall_s)
-    programs = sum(map(len, counts[WARM_UP:]))
+    programs = sum(counts[WARM_UP:])
     slow = max(1, steps // 5)
     ranked = sorted(range(steps), key=lambda i: ours.each_s[i], reverse=True)
-    rows_of = [int(rows.sum()) for rows in counts[WARM_UP:]]
+    rows_of = rows[WARM_UP:]
     return {
         "threads": threads,
         "torch_device": options.torch_device,
