@@ -62,7 +62,7 @@ class Settings(BaseSettings):
     torch_threads: int = Field(0, ge=0, description="Threads torch may use; 0: one per physical core.")
     torch_device: str = Field("cpu", description="torch device for training and scoring, e.g. cpu or cuda.")
     train_epochs: int = Field(16, ge=1, description="Passes over the snapshot in one training.")
-    train_batch_groups: int = Field(4, ge=1, description="Workloads (lists of up to 64 programs) per optimiser step.")
+    train_batch_groups: int = Field(8, ge=1, description="Workloads (lists of up to 64 programs) per optimiser step.")
     train_learning_rate: float = Field(
         2e-3, gt=0, description="Adam learning rate after warm-up; falls to 0 along a cosine (paper: 7e-4, constant)."
     )

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tlp.errors import InvalidInputError, ModelFormatError
-from tlp.language.encoder import ENCODER_VERSION, LENGTH, PAPER_ENCODER_VERSION, WIDTH
+from tlp.language.encoder import ENCODER_VERSION, LAYOUTS, LENGTH, PAPER_ENCODER_VERSION, WIDTH
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class TLPConfig:
         mask_padding: leave padding rows out of attention and sum. The paper sums over them.
         token_table: look tokens up in a table. The paper feeds the token's number to the first layer.
         dropout: probability used in training, after the embedding and in the residual blocks.
+        profile_bins: Q, bins of each number of the profile, for encoders that have one.
     """
 
     heads: tuple[str, ...]
@@ -34,16 +35,18 @@ class TLPConfig:
     length: int = LENGTH
     width: int = WIDTH
     words: int = 256
-    dims: tuple[int, ...] = (64, 128, 256, 256)
+    dims: tuple[int, ...] = (128, 128, 128)
     attention_heads: int = 8
     residual_blocks: int = 2
     head_dims: tuple[int, ...] = (128, 64)
     mask_padding: bool = True
     token_table: bool = True
-    dropout: float = 0.0
+    dropout: float = 0.1
+    profile_bins: int = 8
 
     def __post_init__(self) -> None:
         sizes = {"length": self.length, "width": self.width, "words": self.words, "heads": self.attention_heads}
+        sizes |= {"bins": self.profile_bins}
         sizes |= {f"dims[{i}]": dim for i, dim in enumerate((*self.dims, *self.head_dims))}
         wrong = [f"{name} is {size}" for name, size in sizes.items() if size < 1]
         if wrong or not self.dims or not 0.0 <= self.dropout < 1.0 or self.dims[-1] % self.attention_heads:
@@ -55,7 +58,23 @@ class TLPConfig:
     @staticmethod
     def paper(heads: tuple[str, ...]) -> TLPConfig:
         """The paper's network as published: raw numbers, raw tokens, padding summed."""
-        return TLPConfig(heads, encoder_version=PAPER_ENCODER_VERSION, mask_padding=False, token_table=False)
+        layout = LAYOUTS[PAPER_ENCODER_VERSION]
+        return TLPConfig(
+            heads,
+            encoder_version=PAPER_ENCODER_VERSION,
+            length=layout.length,
+            width=layout.width,
+            dims=(64, 128, 256, 256),
+            mask_padding=False,
+            token_table=False,
+            dropout=0.0,
+        )
+
+    @property
+    def profile_rows(self) -> int:
+        """Rows of the profile that stand before the primitives."""
+        layout = LAYOUTS.get(self.encoder_version)  # Ansor's versions have none
+        return 0 if layout is None else layout.profile_rows
 
     def with_heads(self, heads: tuple[str, ...]) -> TLPConfig:
         """The same sizes with other heads."""

@@ -6,18 +6,24 @@ Notation
     L  rows of a program (primitives), padding included
     E  columns of a row
     T  rows in use in the whole batch, T ≤ B·L
-    C  width of the attention, 256
+    C  width of the attention
     H  heads = devices
 
+    K  numbers of a program's profile; Q bins of each
+
     x (B, L, E)
-      → Linear E→64, + token and loop tables, ReLU, →128→256→C, ReLU each      every row alone
+      profile rows → (B, K) → piecewise-linear (B, Q·K) → Linear, GELU, Linear → (B, first width)
+      → Linear E→first, + token and loop tables + profile, ReLU, → … → C, ReLU each     every row alone
       → multi-head attention over the rows of one program, + skip              the only place where rows meet
       → 2 × (Linear C→C, ReLU, + skip)                                         every row alone
       → per device: C→128→64→1                                                 every row alone
       → sum over the rows in use                                               (B, H)
 
 What is done per row is done on the T rows in use only. Differences from the paper, each switched by `TLPConfig`:
-padding is masked (the paper adds its rows to the sum), tokens are looked up (the paper feeds their numbers in).
+padding is masked (the paper adds its rows to the sum), tokens are looked up (the paper feeds their numbers in), and
+encoders with a profile (`tlp.language.profile`) add it to every row, each of its numbers spread over bins: between the
+edges of a bin it rises from -1 to 1 (Gorishniy et al. 2022, "On embeddings for numerical features", §3.2). An MLP on
+plain numbers ranks worse than trees here; on these it ranks better.
 """
 
 from __future__ import annotations
@@ -28,6 +34,7 @@ from torch.nn import functional as F
 
 from tlp.errors import InvalidInputError
 from tlp.language import encoder as layout
+from tlp.language.profile import PROFILE_WIDTH
 from tlp.language.vocabulary import UNKNOWN
 from tlp.model.config import TLPConfig
 
@@ -42,6 +49,39 @@ class _Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # (T, C) → (T, C)
         out: Tensor = self.dropout(F.relu(self.linear(x))) + x
+        return out
+
+
+class _Profile(nn.Module):
+    """Numbers of a whole program, over bins, as one vector: `(B, K)` → `(B, width)`.
+
+    The bins' edges are quantiles of the training programs (`calibrate`); a bin of no width is left out. Until then
+    they are even steps of 32 / Q.
+    """
+
+    low: Tensor  # (Q, K)
+    span: Tensor  # (Q, K), 0: left out
+
+    def __init__(self, numbers: int, bins: int, width: int, dropout: float) -> None:
+        super().__init__()
+        step = 32.0 / bins
+        self.register_buffer("low", (torch.arange(bins) * step)[:, None].repeat(1, numbers))
+        self.register_buffer("span", torch.full((bins, numbers), step))
+        self.layers = nn.Sequential(
+            nn.Linear(bins * numbers, width), nn.GELU(), nn.Dropout(dropout), nn.Linear(width, width)
+        )
+
+    def calibrate(self, numbers: Tensor) -> None:
+        """Set the edges from `(M, K)` numbers of training programs."""
+        levels = torch.linspace(0, 1, len(self.low) + 1, dtype=numbers.dtype)
+        edges = torch.quantile(numbers, levels, dim=0)  # (Q + 1, K)
+        self.low.copy_(edges[:-1])
+        self.span.copy_(torch.where(edges[1:] - edges[:-1] > 1e-6, edges[1:] - edges[:-1], 0.0))
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        used = self.span > 0
+        part = (numbers[:, None, :] - self.low) / torch.where(used, self.span, 1.0)  # (B, Q, K)
+        out: Tensor = self.layers(((part.clamp(0.0, 1.0) * 2.0 - 1.0) * used).flatten(1))
         return out
 
 
@@ -67,8 +107,11 @@ class MTLTLP(nn.Module):
         self.config = config
         first, *rest = config.dims
         channels = config.dims[-1]
+        self.profile_rows = config.profile_rows
+        if self.profile_rows:
+            self.profile = _Profile(PROFILE_WIDTH, config.profile_bins, first, config.dropout)
         if config.token_table:
-            inputs = layout.KIND_SLOTS + layout.NUMBERS.stop - layout.NUMBERS.start
+            inputs = layout.KIND_SLOTS + config.width - layout.SCALARS.start
             self.words = nn.Embedding(config.words, first, padding_idx=0)
             self.loops = nn.Embedding(layout.LOOP_SLOTS, first, padding_idx=0)
         else:
@@ -107,11 +150,15 @@ class MTLTLP(nn.Module):
 
         Args:
             x: `(B, L, E)` float32 from the encoder.
-            mask: `(B, L)` bool, True for rows in use; derived from the kind columns if None.
+            mask: `(B, L - profile rows)` bool, True for primitives in use; derived from the kind columns if None.
 
         Returns:
             `(B, H)` float32, columns in the order of `head_names`.
         """
+        profile = None
+        if self.profile_rows:
+            profile = self.profile(self._numbers(x))  # (B, first)
+            x = x[:, self.profile_rows :]
         B, L, _ = x.shape
         if not self.config.mask_padding:
             mask = torch.ones(B, L, dtype=torch.bool, device=x.device)
@@ -119,24 +166,36 @@ class MTLTLP(nn.Module):
             mask = x[..., layout.KIND].any(dim=-1) if mask is None else mask
             L = max(int(mask.sum(dim=1).max()), 1) if B else L  # rows in use stand first: crop the common padding
             x, mask = x[:, :L], mask[:, :L]
-        rows = self._rows(x[mask])  # (T, C)
+        counts = mask.sum(dim=1)
+        program = torch.arange(B, device=x.device).repeat_interleave(counts)  # (T,)
+        rows = self._rows(x[mask], None if profile is None else profile[program])  # (T, C)
         rows = rows + self._attend(rows, mask)
         for block in self.residuals:
             rows = block(rows)
         scores = torch.cat([head(rows) for head in self.heads], dim=-1)  # (T, H)
-        program = torch.arange(B, device=x.device).repeat_interleave(mask.sum(dim=1))  # (T,)
         return torch.zeros(B, len(self.heads), device=x.device, dtype=scores.dtype).index_add(0, program, scores)
 
-    def _rows(self, x: Tensor) -> Tensor:
-        """Embed each row: `(T, E)` → `(T, C)`."""
+    def calibrate(self, x: Tensor) -> None:
+        """Set what depends on the ranges of the training data: `(M, L, E)` encoded programs. Before training only."""
+        if self.profile_rows:
+            self.profile.calibrate(self._numbers(x))
+
+    def _numbers(self, x: Tensor) -> Tensor:
+        """The profile of `(B, L, E)` encoded programs: `(B, K)`."""
+        return x[:, : self.profile_rows].flatten(1)[:, :PROFILE_WIDTH]
+
+    def _rows(self, x: Tensor, profile: Tensor | None) -> Tensor:
+        """Embed each row: `(T, E)` and `(T, first)` → `(T, C)`."""
         if self.config.token_table:
             words = x[:, layout.WORDS].long()  # (T, 3)
             words = torch.where(words < self.config.words, words, UNKNOWN)
             loops = x[:, layout.LOOP].long()  # (T,)
-            h = self.input(torch.cat([x[:, layout.KIND], x[:, layout.NUMBERS]], dim=-1))
+            h = self.input(torch.cat([x[:, layout.KIND], x[:, layout.SCALARS.start :]], dim=-1))
             h = h + self.words(words).sum(dim=1) + self.loops(loops)
         else:
             h = self.input(x)
+        if profile is not None:
+            h = h + profile
         for layer in self.embed:
             h = layer(F.relu(h))
         out: Tensor = self.dropout(F.relu(h))

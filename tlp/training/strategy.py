@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from storage import Device
@@ -19,6 +21,8 @@ from tlp.model.nearest import nearest_head
 from tlp.model.network import MTLTLP
 from tlp.training.dataset import Dataset
 from tlp.training.trainer import EpochReport, OnEpoch, TrainOptions, fit
+
+CALIBRATION = 4096  # programs that the profile's bins are made from
 
 
 class Strategy(ABC):
@@ -78,6 +82,7 @@ class JointStrategy(Strategy):
         torch.manual_seed(options.seed)
         if parent is None:
             network = MTLTLP(_sizes(dataset, config))
+            network.calibrate(torch.from_numpy(dataset.features(_spread(dataset))))
         else:
             network = warm_start(parent, dataset)
         reports = fit(network, dataset, options, on_epoch)
@@ -87,6 +92,13 @@ class JointStrategy(Strategy):
             manifest=_manifest(dataset, network, options, self.name, parent_version, reports),
             state={key: value.detach().clone() for key, value in network.state_dict().items()},
         )
+
+
+def _spread(dataset: Dataset) -> npt.NDArray[np.int64]:
+    """At most `CALIBRATION` programs to train on, spread evenly over the workloads' programs."""
+    programs = np.concatenate([np.arange(start, stop) for start, stop in dataset.groups[dataset.training_groups]])
+    count = min(len(programs), CALIBRATION)
+    return programs[np.linspace(0, len(programs) - 1, count).astype(np.int64)]
 
 
 def _sizes(dataset: Dataset, config: TLPConfig | None) -> TLPConfig:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from storage import (
     Device,
@@ -114,12 +115,12 @@ def fill_store(
         )
     run = store.start_run(RunKind.IMPORT, device=None, params={}, owner={})
     for network in networks:
-        workloads = [_workload(network, index) for index in range(workloads_per_network)]
+        shapes = [rng.integers(4, 9, 3) for _ in range(workloads_per_network)]
+        workloads = [_workload(network, index, shape) for index, shape in enumerate(shapes)]
         tasks = tuple(NetworkTask(w.workload_id, w.name, 1 + i % 3) for i, w in enumerate(workloads))
         store.add_network(Network(network, network in holdout, "synthetic", _AT, tasks), workloads)
-        for workload in workloads:
+        for workload, exponents in zip(workloads, shapes, strict=True):
             sketches = [matmul_sketch(workload.workload_id, cache_write=flag) for flag in (False, True)]
-            exponents = rng.integers(4, 9, 3)
             made: list[Program] = []
             measured: list[Measurement] = []
             for index in range(programs):
@@ -142,6 +143,30 @@ def fill_store(
     store.finish_run(run, RunState.DONE, "synthetic")
 
 
-def _workload(network: str, index: int) -> Workload:
+def matmul_context(rows: int, columns: int, inner: int) -> dict[str, Any]:
+    """Context of a workload `T_matmul_NT`: `(rows, inner)` × `(columns, inner)`, float32."""
+    sizes = [rows, columns, inner]
+    accesses = [
+        {
+            "buffer": name,
+            "write": name == "C",
+            "num_bytes": 4,
+            "shape": [sizes[a], sizes[b]],
+            "dims": [[[a, 1]], [[b, 1]]],
+        }
+        for name, a, b in (("C", 0, 1), ("A", 0, 2), ("B", 1, 2))
+    ]
+    block = {
+        "name": "T_matmul_NT",
+        "extents": sizes,
+        "reductions": [2],
+        "operations": {"add": 1, "multiply": 1},
+        "accesses": accesses,
+    }
+    return {"flop": 2.0 * rows * columns * inner, "arithmetic": [block]}
+
+
+def _workload(network: str, index: int, exponents: npt.NDArray[np.int64]) -> Workload:
     name = f"{network}_matmul_{index}"
-    return Workload(stable_id("synthetic-workload", name), name, "{}", str(index), {"flop": 1.0})
+    context = matmul_context(*(int(2**exponent) for exponent in exponents))
+    return Workload(stable_id("synthetic-workload", name), name, "{}", str(index), context)

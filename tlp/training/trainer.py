@@ -33,7 +33,7 @@ from tlp.training.dataset import FEATURE_CACHE_BYTES, Dataset
 MAX_LIST = 64
 MAX_WATCHED = 4096  # programs of a watched workload that are scored after each epoch
 WARMUP = 0.05  # part of all steps in which the rate grows to its full value
-GRADIENT_CLIP = 0.5  # the paper's
+GRADIENT_CLIP = 1.0  # the paper: 0.5
 OnEpoch = Callable[["EpochReport"], None]
 IntArray = npt.NDArray[np.int64]
 
@@ -54,9 +54,9 @@ class TrainOptions:
     """
 
     epochs: int = 16
-    batch_lists: int = 4
+    batch_lists: int = 8
     learning_rate: float = 2e-3
-    weight_decay: float = 1e-6
+    weight_decay: float = 1e-2
     loss: str = "lambda_rank"
     seed: int = 0
     threads: int = 0

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from tlp.model.config import TLPConfig
 from tlp.model.nearest import nearest_head, x86_level
 from tlp.model.network import MTLTLP
 from tlp.model.predictor import Predictor
-from tlp.training.synthetic import matmul_sketch
+from tlp.training.synthetic import matmul_context, matmul_sketch
 
 HEADS = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
+
+CONTEXT = matmul_context(64, 64, 16)
 
 
 @pytest.fixture
@@ -55,7 +58,7 @@ def test_save_and_load_are_inverse(checkpoint: Checkpoint, tmp_path: Path) -> No
         checkpoint.vocabulary,
         checkpoint.manifest,
     )
-    sketch = matmul_sketch("w", cache_write=True)
+    sketch = replace(matmul_sketch("w", cache_write=True), context=CONTEXT)
     decisions = [[1, 2, 4, 8, 2, 2, 2, 2, 4, 4, 1], [8, 4, 2, 1, 2, 2, 2, 2, 4, 4, 3]]
     for device in HEADS:
         before, after = Predictor(checkpoint, device), Predictor(again, device)
@@ -113,7 +116,7 @@ def test_a_damaged_directory_is_refused(
 
 
 def test_score_many_keeps_the_order(checkpoint: Checkpoint) -> None:
-    one, two = (matmul_sketch("w", cache_write=flag) for flag in (False, True))
+    one, two = (replace(matmul_sketch("w", cache_write=flag), context=CONTEXT) for flag in (False, True))
     programs = [(one, [1, 2, 4, 8, 2, 2, 2, 2, 4, 4, i % 4]) for i in range(4)]
     programs += [(two, [8, 4, 2, 1, 2, 2, 2, 2, 4, 4, i % 4]) for i in range(4)]
     programs = programs[::2] + programs[1::2]
@@ -158,7 +161,7 @@ def test_x86_levels() -> None:
 
 def test_scores_do_not_depend_on_the_number_of_threads(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predictor, "BATCH", 5)
-    sketches = [matmul_sketch("w", cache_write=flag) for flag in (False, True)]
+    sketches = [replace(matmul_sketch("w", cache_write=flag), context=CONTEXT) for flag in (False, True)]
     programs = [(sketches[i % 2], [1, 2, 4, 2**i, 2, 2, 2, 2, 4, 4, i % 4]) for i in range(8)] * 3
     before = torch.get_num_threads()
     found = []

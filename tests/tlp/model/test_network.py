@@ -11,23 +11,37 @@ from torch import Tensor, nn
 
 from tlp.errors import InvalidInputError
 from tlp.language import encoder as layout
+from tlp.language.profile import PROFILE_WIDTH
 from tlp.model.config import TLPConfig
 from tlp.model.network import MTLTLP
 
-TINY = TLPConfig(heads=("a", "b"), length=5, words=8, dims=(6, 8), attention_heads=2, residual_blocks=1, head_dims=(4,))
+FIRST = layout.LAYOUTS[layout.FIRST_ENCODER_VERSION]
+PROFILED = TLPConfig(
+    heads=("a", "b"),
+    length=9,
+    words=8,
+    dims=(6, 8),
+    attention_heads=2,
+    residual_blocks=1,
+    head_dims=(4,),
+    profile_bins=3,
+)
+TINY = replace(PROFILED, encoder_version=layout.FIRST_ENCODER_VERSION, length=5, width=FIRST.width)
 
 
-def random_programs(count: int, length: int, seed: int = 0) -> Tensor:
-    """Random rows, at least one per program, padding at the end."""
+def random_programs(count: int, config: TLPConfig = TINY, seed: int = 0) -> Tensor:
+    """Random profile, random rows, at least one per program, padding at the end."""
     rng = torch.Generator().manual_seed(seed)
-    x = torch.zeros(count, length, layout.WIDTH)
+    first = config.profile_rows
+    x = torch.zeros(count, config.length, config.width)
+    x[:, :first] = 40.0 * torch.rand(count, first, config.width, generator=rng) - 4.0
     for program in range(count):
-        rows = int(torch.randint(1, length + 1, (1,), generator=rng))
-        for row in range(rows):
+        rows = int(torch.randint(1, config.length - first + 1, (1,), generator=rng))
+        for row in range(first, first + rows):
             x[program, row, int(torch.randint(1, layout.KIND_SLOTS, (1,), generator=rng))] = 1.0
             x[program, row, layout.WORDS] = torch.randint(0, 12, (3,), generator=rng).float()
             x[program, row, layout.LOOP] = float(torch.randint(0, layout.LOOP_SLOTS, (1,), generator=rng))
-            x[program, row, layout.NUMBERS] = torch.randn(layout.WIDTH - layout.NUMBERS.start, generator=rng)
+            x[program, row, layout.SCALARS.start :] = torch.randn(config.width - layout.SCALARS.start, generator=rng)
     return x
 
 
@@ -36,22 +50,36 @@ def linear(layer: nn.Module, x: Tensor) -> Tensor:
     return x @ layer.weight.T + layer.bias
 
 
+def profile_reference(network: MTLTLP, rows: Tensor) -> Tensor:
+    """The profile's part of a program's rows, one number and one bin at a time."""
+    layers = network.profile.layers
+    spread = []
+    for q in range(network.config.profile_bins):
+        for k, number in enumerate(rows.flatten()[:PROFILE_WIDTH].tolist()):
+            low, span = float(network.profile.low[q, k]), float(network.profile.span[q, k])
+            spread.append(0.0 if span == 0 else 2.0 * min(max((number - low) / span, 0.0), 1.0) - 1.0)
+    return linear(layers[3], nn.functional.gelu(linear(layers[0], torch.tensor(spread))))
+
+
 def reference(network: MTLTLP, x: Tensor) -> Tensor:
     """`MTLTLP.forward`, one program and one row at a time."""
     config = network.config
     scores = torch.zeros(len(x), len(config.heads))
     for b, program in enumerate(x):
-        used = [row for row in program if bool(row[layout.KIND].any()) or not config.mask_padding]
+        primitives = program[config.profile_rows :]
+        profile = profile_reference(network, program[: config.profile_rows]) if config.profile_rows else 0.0
+        used = [row for row in primitives if bool(row[layout.KIND].any()) or not config.mask_padding]
         embedded = []
         for row in used:
             if config.token_table:
-                numbers = torch.cat([row[layout.KIND], row[layout.NUMBERS]])
+                numbers = torch.cat([row[layout.KIND], row[layout.SCALARS.start :]])
                 h = linear(network.input, numbers)
                 for token in row[layout.WORDS].long().tolist():
                     h = h + network.words.weight[token if token < config.words else 1]
                 h = h + network.loops.weight[int(row[layout.LOOP])]
             else:
                 h = linear(network.input, row)
+            h = h + profile
             for layer in network.embed:
                 h = linear(layer, h.clamp_min(0.0))
             embedded.append(h.clamp_min(0.0))
@@ -77,21 +105,30 @@ def reference(network: MTLTLP, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "config", [TINY, replace(TINY, mask_padding=False, token_table=False), replace(TINY, residual_blocks=2)]
+    "config",
+    [
+        PROFILED,
+        TINY,
+        replace(TINY, mask_padding=False, token_table=False),
+        replace(TINY, residual_blocks=2),
+        replace(PROFILED, mask_padding=False, token_table=False),
+    ],
 )
 def test_equals_the_reference(config: TLPConfig) -> None:
     torch.manual_seed(0)
     network = MTLTLP(config).eval()
-    x = random_programs(6, 5)
+    x = random_programs(6, config)
+    network.calibrate(random_programs(40, config, seed=1))
     with torch.no_grad():
         torch.testing.assert_close(network(x), reference(network, x), rtol=1e-4, atol=1e-5)
 
 
-def test_padding_and_neighbours_do_not_change_a_score() -> None:
+@pytest.mark.parametrize("config", [PROFILED, TINY])
+def test_padding_and_neighbours_do_not_change_a_score(config: TLPConfig) -> None:
     torch.manual_seed(0)
-    network = MTLTLP(TINY).eval()
-    x = random_programs(6, 5)
-    longer = torch.cat([x, torch.zeros(6, 4, layout.WIDTH)], dim=1)
+    network = MTLTLP(config).eval()
+    x = random_programs(6, config)
+    longer = torch.cat([x, torch.zeros(6, 4, config.width)], dim=1)
     with torch.no_grad():
         torch.testing.assert_close(network(x), network(longer))
         torch.testing.assert_close(network(x)[2:3], network(x[2:3]))
@@ -99,14 +136,26 @@ def test_padding_and_neighbours_do_not_change_a_score() -> None:
 
 
 def test_a_program_without_rows_scores_zero() -> None:
-    assert MTLTLP(TINY).eval()(torch.zeros(1, 5, layout.WIDTH)).tolist() == [[0.0, 0.0]]
+    assert MTLTLP(TINY).eval()(torch.zeros(1, 5, TINY.width)).tolist() == [[0.0, 0.0]]
 
 
 def test_the_papers_size() -> None:
     """About 676K parameters with one head; each further head about 41K (C→128→64→1)."""
-    count = {h: sum(p.numel() for p in MTLTLP(TLPConfig(heads=h)).parameters()) for h in [("a",), ("a", "b")]}
+    count = {h: sum(p.numel() for p in MTLTLP(TLPConfig.paper(h)).parameters()) for h in [("a",), ("a", "b")]}
     assert 540_000 < count[("a",)] < 720_000
     assert count[("a", "b")] - count[("a",)] == 256 * 128 + 128 + 128 * 64 + 64 + 64 + 1
+
+
+def test_bins_without_width_are_left_out() -> None:
+    network = MTLTLP(PROFILED).eval()
+    x = random_programs(30, PROFILED)
+    x[:, 0, 0] = 3.0  # the same in all programs
+    network.calibrate(x)
+    assert network.profile.span[:, 0].tolist() == [0.0] * 3 and bool((network.profile.span[:, 1] > 0).all())
+    other = x.clone()
+    other[:, 0, 0] = 1e6
+    with torch.no_grad():
+        torch.testing.assert_close(network(x), network(other))
 
 
 def test_add_head_copies_a_head() -> None:
@@ -115,7 +164,7 @@ def test_add_head_copies_a_head() -> None:
     network.add_head("c", from_head="b")
     assert network.head_names == ("a", "b", "c")
     with torch.no_grad():
-        scores = network(random_programs(3, 5))
+        scores = network(random_programs(3))
     torch.testing.assert_close(scores[:, 2], scores[:, 1])
     with pytest.raises(InvalidInputError, match="already"):
         network.add_head("c")

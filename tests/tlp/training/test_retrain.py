@@ -11,6 +11,7 @@ import torch
 
 from storage import DeviceState, MemoryStore
 from tlp.errors import ModelFormatError, NotFoundError
+from tlp.language.encoder import ENCODER_VERSION
 from tlp.model.checkpoint import CONFIG, Checkpoint, Manifest
 from tlp.model.config import TLPConfig
 from tlp.settings import Settings
@@ -119,7 +120,7 @@ def test_a_champion_of_another_encoder_is_refused_unless_from_scratch(
     run_retrain(fleet, quick, registry, device="x86-64-v3", strategy=Small())
     registry.champion["x86_64"] = 1
     path = registry.versions[0].checkpoint_dir / CONFIG
-    path.write_text(path.read_text().replace("metaschedule-1", "metaschedule-99"))
+    path.write_text(path.read_text().replace(ENCODER_VERSION, "metaschedule-99"))
     with pytest.raises(ModelFormatError, match="metaschedule-99"):
         run_retrain(fleet, quick, registry, device="x86-64-v3", force=True, strategy=Small())
     again = run_retrain(fleet, quick, registry, device="x86-64-v3", from_scratch=True, strategy=Small())
