@@ -1,6 +1,6 @@
 """A store as a folder of Parquet files, and back: how samples travel between machines.
 
-    manifest.json           format, version, release, rows per file
+    manifest.json           format, version, release, rows and SHA-256 per file
     devices.parquet         name, target, family, min_samples, facts, endpoint (JSON text), state, enrolled_at
     workloads.parquet       workload_id, name, mod_json, structural_hash, context (JSON text)
     networks.parquet        name, holdout, source, added_at
@@ -14,12 +14,9 @@ Runs, tuning results and model events stay behind: they tell what happened in on
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +24,10 @@ import polars as pl
 import psutil
 
 from storage._base import MeasurementStore
-from storage._connection import nearest_folder
-from storage._frames import MEASUREMENT_SCHEMA, conform, value_or_error_problems
-from storage._migrations import release
-from storage._rows import json_text, json_value, now_utc
+from storage._frames import MEASUREMENT_SCHEMA, PROGRAM_SCHEMA, conform, value_or_error_problems
+from storage._memory import MemoryStore
+from storage._parquet_files import new_folder, read_tables, refusing, write_tables
+from storage._rows import json_text, json_value
 from storage._types import (
     Device,
     DeviceState,
@@ -44,17 +41,7 @@ from storage._types import (
     SkippedLine,
     Workload,
 )
-from storage.errors import (
-    AlreadyExistsError,
-    InvalidInputError,
-    NotFoundError,
-    StoreError,
-    StoreVersionError,
-    TlpError,
-)
-
-FORMAT = "tlp-measurements"
-FORMAT_VERSION = 1
+from storage.errors import AlreadyExistsError
 
 _BATCH_ROWS = 50_000  # per transaction: others get the store in between
 _COLUMNS = tuple(name for name in MEASUREMENT_SCHEMA if name != "run_id")
@@ -80,6 +67,15 @@ _TASK_SCHEMA = {"network": pl.String(), "task": pl.String(), "workload_id": pl.S
 _SKETCH_SCHEMA = {
     **{n: pl.String() for n in ("sketch_id", "workload_id", "language", "instructions_json")},
     "decision_width": pl.Int32(),
+}
+_SCHEMAS = {
+    "devices": pl.Schema(_DEVICE_SCHEMA),
+    "workloads": pl.Schema(_WORKLOAD_SCHEMA),
+    "networks": pl.Schema(_NETWORK_SCHEMA),
+    "network_tasks": pl.Schema(_TASK_SCHEMA),
+    "sketches": pl.Schema(_SKETCH_SCHEMA),
+    "programs": PROGRAM_SCHEMA,
+    "measurements": pl.Schema({name: MEASUREMENT_SCHEMA[name] for name in _COLUMNS}),
 }
 
 
@@ -128,24 +124,15 @@ def export_parquet(
         "programs": programs,
         "measurements": measured,
     }
-    rows = {name: frame.height for name, frame in tables.items()}
-    with _new_folder(folder) as draft:
-        for name, frame in tables.items():
-            frame.write_parquet(draft / f"{name}.parquet", compression="zstd", compression_level=compression_level)
-        manifest = {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-            "release": release(),
-            "exported_at": now_utc().isoformat(),
-            "devices": names,
-            "rows": rows,
-        }
-        (draft / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
-    return rows
+    with new_folder(folder) as draft:
+        return write_tables(draft, tables, names, compression_level)
 
 
 def import_parquet(store: MeasurementStore, folder: Path, *, run_id: str | None = None) -> ImportReport:
     """Add an exported folder to the store; doing so again adds nothing.
+
+    A folder that is cut or damaged is refused before anything is written: every file must have the checksum in the
+    manifest. A folder of a release that wrote no checksums is first imported into memory.
 
     Devices that are unknown are enrolled with the endpoint `{"kind": "dataset"}` (they cannot be measured from here);
     devices and networks of a name that is taken are left alone. Measurements keep their id; rows that break
@@ -161,7 +148,10 @@ def import_parquet(store: MeasurementStore, folder: Path, *, run_id: str | None 
         InvalidInputError: not an exported folder, or damaged.
         StoreVersionError: a newer release wrote it.
     """
-    tables = _read_tables(folder)
+    tables, compared = read_tables(folder, _SCHEMAS)
+    if not compared:
+        with refusing(folder):
+            _rehearse(tables)
     if run_id is not None:
         return _import_tables(store, tables, run_id)
     process = psutil.Process()
@@ -187,6 +177,13 @@ def import_parquet(store: MeasurementStore, folder: Path, *, run_id: str | None 
     return report
 
 
+def _rehearse(tables: dict[str, pl.DataFrame]) -> None:
+    """Raise what a store would raise half-way."""
+    store = MemoryStore()
+    run_id = store.start_run(RunKind.IMPORT, device=None, params={}, owner={})
+    _import_tables(store, tables, run_id)
+
+
 def _device_row(device: Device) -> tuple[Any, ...]:
     texts = [json_text("a device", value) for value in (device.target, device.facts, device.endpoint)]
     return (
@@ -204,63 +201,6 @@ def _device_row(device: Device) -> tuple[Any, ...]:
 def _workload_row(workload: Workload) -> tuple[str, ...]:
     context = json_text("a workload", workload.context)
     return workload.workload_id, workload.name, workload.mod_json, workload.structural_hash, context
-
-
-@contextmanager
-def _new_folder(folder: Path) -> Iterator[Path]:
-    """A draft folder that takes its place when the body is through, and vanishes if it fails."""
-    try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise AlreadyExistsError(f"{folder} exists and is not empty", next_command=f"ls -la {folder}")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        draft = folder.with_name(f".{folder.name}.{os.getpid()}.new")
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir()
-        try:
-            yield draft
-            draft.rename(folder)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
-    except (OSError, pl.exceptions.PolarsError) as exc:
-        raise StoreError(
-            f"{folder} cannot be written: {_cause(exc)}", next_command=f"df -h {nearest_folder(folder)}"
-        ) from exc
-
-
-def _read_tables(folder: Path) -> dict[str, pl.DataFrame]:
-    if not folder.is_dir():
-        raise NotFoundError(f"no folder {folder}", next_command=f"ls {folder.parent}")
-    try:
-        manifest = json.loads((folder / "manifest.json").read_text())
-        if manifest["format"] != FORMAT:
-            raise InvalidInputError(f"{folder} has the format {manifest['format']!r}, not {FORMAT!r}")
-        if manifest["format_version"] > FORMAT_VERSION:
-            raise StoreVersionError(
-                f"{folder} was written by release {manifest['release']} in format {manifest['format_version']}; "
-                f"release {release()} reads up to {FORMAT_VERSION}",
-                next_command=f"pip install --upgrade 'tlp-fleet>={manifest['release']}'",
-            )
-        names = ("devices", "workloads", "networks", "network_tasks", "sketches", "programs", "measurements")
-        tables = {name: pl.read_parquet(folder / f"{name}.parquet") for name in names}
-        for name, frame in tables.items():
-            if frame.height != manifest["rows"][name]:
-                raise InvalidInputError(
-                    f"{folder}/{name}.parquet has {frame.height} rows, not {manifest['rows'][name]}"
-                )
-    except TlpError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, pl.exceptions.PolarsError) as exc:
-        raise InvalidInputError(
-            f"{folder} is not a folder written by `tlp export parquet`, or is damaged: {_cause(exc)}"
-        ) from exc
-    return tables
-
-
-def _cause(exc: Exception) -> str:
-    """One line on what went wrong; of a file error the file and the system's words."""
-    if isinstance(exc, OSError) and exc.strerror:
-        return f"{exc.strerror} ({exc.filename})" if exc.filename else exc.strerror
-    return next(iter(str(exc).splitlines()), type(exc).__name__)
 
 
 def _import_tables(store: MeasurementStore, tables: dict[str, pl.DataFrame], run_id: str) -> ImportReport:
