@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage import Device, MeasurementStore
-from tlp.errors import InvalidInputError, NotFoundError
+from tlp.errors import InvalidInputError, ModelFormatError, NotFoundError
 from tlp.settings import Settings
 
 if TYPE_CHECKING:
+    from tlp.model.checkpoint import Checkpoint
     from tlp.registry import Registry, ResolvedModel
 
 BASELINES = ("random", "xgb", "mlp", "single")
@@ -38,7 +39,7 @@ def evaluate_version(
         settings: where the registry is, training options, torch's threads and device.
         ref: `champion`, another alias, or a version number.
         baselines: out of `BASELINES`; random choice is always there.
-        family: ISA family; None: every one that has samples and such a version.
+        family: ISA family; None: every one that has samples and such a version that can be read.
         plot: where to draw the top-k curves, a PNG; None: nothing is drawn.
 
     Returns:
@@ -48,8 +49,8 @@ def evaluate_version(
 
     Raises:
         InvalidInputError: an unknown baseline, a plot that is no PNG, or no measured program of a held-out network.
-        NotFoundError: no device has samples; no such version; an alias that points nowhere.
-        ModelFormatError: the version cannot be read by this release.
+        NotFoundError: no device has samples; no family has such a version.
+        ModelFormatError: no family has one that this release can read.
         RegistryError: the registry is at fault.
     """
     unknown = [name for name in baselines if name not in BASELINES]
@@ -78,7 +79,7 @@ def evaluate_version(
     report: dict[str, Any] = {
         "devices": {},
         "watermark": mark,
-        "models": {found.model: str(found.version) for found in resolved.values()},
+        "models": {found.model: str(found.version) for found, _ in resolved.values()},
         "skipped": skipped,
         "notes": [],
         "left_out": {},
@@ -86,9 +87,9 @@ def evaluate_version(
         "plot": None,
     }
     results: dict[str, dict[str, PredictorResult]] = {}
-    for name, found in resolved.items():
+    for name, (found, checkpoint) in resolved.items():
         of_family = [device for device in measured if device.family == name]
-        results |= _evaluate_family(store, settings, found, of_family, baselines, report)
+        results |= _evaluate_family(store, settings, found, checkpoint, of_family, baselines, report)
     if not results:
         raise InvalidInputError(
             "no held-out network has measured programs, at least two per task are needed",
@@ -111,17 +112,23 @@ def default_plot(settings: Settings, ref: str) -> Path:
     return settings.artifacts_dir / "evaluate" / f"top_k-{re.sub(r'[^A-Za-z0-9_-]', '_', ref)}.png"
 
 
-def _resolve(registry: Registry, families: Sequence[str], ref: str) -> tuple[dict[str, ResolvedModel], dict[str, str]]:
-    """The version of each family that has one, and why the others have none; NotFoundError if none has."""
-    resolved: dict[str, ResolvedModel] = {}
-    missing: dict[str, NotFoundError] = {}
+def _resolve(
+    registry: Registry, families: Sequence[str], ref: str
+) -> tuple[dict[str, tuple[ResolvedModel, Checkpoint]], dict[str, str]]:
+    """The version of each family and why the others have none that can be used; raises that if no family has one."""
+    from tlp.model.checkpoint import Checkpoint
+
+    resolved: dict[str, tuple[ResolvedModel, Checkpoint]] = {}
+    missing: dict[str, NotFoundError | ModelFormatError] = {}
     for name in families:
         try:
-            resolved[name] = registry.resolve(name, ref=ref)
-        except NotFoundError as exc:
+            found = registry.resolve(name, ref=ref)
+            resolved[name] = found, Checkpoint.load(found.checkpoint_dir)
+        except (NotFoundError, ModelFormatError) as exc:
             missing[name] = exc
     if not resolved:
-        raise next(iter(missing.values()))
+        # A version that cannot be read says more than one that is not there.
+        raise next((exc for exc in missing.values() if isinstance(exc, ModelFormatError)), missing[families[0]])
     return resolved, {name: exc.message for name, exc in missing.items()}
 
 
@@ -129,18 +136,17 @@ def _evaluate_family(
     store: MeasurementStore,
     settings: Settings,
     resolved: ResolvedModel,
+    checkpoint: Checkpoint,
     devices: Sequence[Device],
     baselines: Sequence[str],
     report: dict[str, Any],
 ) -> dict[str, Any]:
     """Results per device and predictor; what happened on the way goes into `report`."""
-    from tlp.model.checkpoint import Checkpoint
     from tlp.model.nearest import nearest_head
     from tlp.training.compare import TRAINED, Baselines, snapshot_of, train_baselines
     from tlp.training.evaluate import CheckpointScorer, evaluate
     from tlp.training.holdout import choose_holdout
 
-    checkpoint = Checkpoint.load(resolved.checkpoint_dir)
     version = CheckpointScorer(checkpoint, threads=settings.torch_threads, torch_device=settings.torch_device)
     holdout = choose_holdout(store)
     mark = report["watermark"]

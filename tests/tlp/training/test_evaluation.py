@@ -26,6 +26,7 @@ from storage import (
 from tests.conftest import copy_template
 from tests.tlp import small_fleet
 from tlp.cli import run
+from tlp.errors import ModelFormatError
 from tlp.evaluation import PREDICTOR, default_plot, evaluate_version
 from tlp.home import open_home
 from tlp.model.checkpoint import Checkpoint
@@ -140,6 +141,20 @@ def test_a_family_without_a_version_is_skipped_and_named(home: Settings, capsys:
     assert "family aarch64 skipped" in capsys.readouterr().out
     assert run(["evaluate", "--family", "aarch64"]) == 2
     assert run(["evaluate", "--model", "7"]) == 2
+
+
+def test_a_version_that_cannot_be_read_is_skipped_and_named(home: Settings, tmp_path: Path) -> None:
+    store = open_home(home)
+    add_device(store, "board", "aarch64")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text("{}")
+    registry = Registry(home)
+    registry.register(tmp_path / "other", family="aarch64", metrics={"top1": 0.5})
+    registry.promote("aarch64", 1, reason="for a test")
+    report = evaluate_version(store, home)
+    assert list(report["models"]) == ["mtl-tlp-x86_64"] and list(report["skipped"]) == ["aarch64"]
+    with pytest.raises(ModelFormatError):
+        evaluate_version(store, home, family="aarch64")
 
 
 def test_a_device_without_a_head_is_said_to_have_none(home: Settings) -> None:
