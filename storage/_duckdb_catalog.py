@@ -195,7 +195,7 @@ class CatalogTables(MeasurementStore):
                 [sorted({row[1] for row in rows})],
             ).fetchall()
         context_of = {workload_id: json_value(text) for workload_id, text in contexts}
-        return [Sketch(*row, context=context_of[row[1]]) for row in rows]
+        return [Sketch(i, w, language, text, width, context_of[w]) for i, w, language, text, width in rows]
 
 
 def insert_sketches(con: Connection, sketches: Iterable[Sketch]) -> int:
