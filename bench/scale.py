@@ -65,18 +65,15 @@ def build(folder: Path, *, cached: bool) -> dict[str, Any]:
 
 
 def epoch(folder: Path, part: float) -> dict[str, Any]:
-    from tlp.model.config import TLPConfig
-    from tlp.model.network import MTLTLP
     from tlp.training.dataset import build_dataset
+    from tlp.training.strategy import new_network
     from tlp.training.trainer import TrainOptions, fit
 
     made = build_dataset(open_store(folder), DEVICES, cache_dir=folder / "features")
     sizes = np.ceil((made.groups[:, 1] - made.groups[:, 0]) * part).astype(np.int64)
     short = replace(made, groups=np.stack([made.groups[:, 0], made.groups[:, 0] + sizes], axis=1))
-    encoder = made.encoder
-    config = TLPConfig(DEVICES, encoder_version=encoder.version, length=encoder.length, width=encoder.width)
     began, cpu = time.perf_counter(), time.process_time()
-    reports = fit(MTLTLP(config), short, TrainOptions(epochs=1))
+    reports = fit(new_network(made), short, TrainOptions(epochs=1))
     seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu
     trained = made.groups[made.training_groups]
     programs = int(sizes[made.training_groups].sum())

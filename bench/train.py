@@ -38,9 +38,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import tlp
 from storage import DuckDBStore, MemoryStore, import_parquet
-from tlp.model.config import TLPConfig
-from tlp.model.network import MTLTLP
 from tlp.training.dataset import Dataset, build_dataset
+from tlp.training.strategy import new_network
 from tlp.training.trainer import TrainingRun, TrainOptions, deal_batches
 
 DEVICES = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
@@ -161,9 +160,7 @@ def endless(made: Dataset, lists: int) -> Iterator[list[np.ndarray]]:
 
 def make_run(made: Dataset, options: TrainOptions) -> TrainingRun:
     torch.manual_seed(0)
-    encoder = made.encoder
-    config = TLPConfig(made.device_names, encoder_version=encoder.version, length=encoder.length, width=encoder.width)
-    return TrainingRun(MTLTLP(config), made, options)
+    return TrainingRun(new_network(made), made, options)
 
 
 def measure(made: Dataset, options: TrainOptions, steps: int) -> dict[str, Any]:

@@ -81,8 +81,7 @@ class JointStrategy(Strategy):
         """See `Strategy.train`."""
         torch.manual_seed(options.seed)
         if parent is None:
-            network = MTLTLP(_sizes(dataset, config))
-            network.calibrate(torch.from_numpy(dataset.features(_spread(dataset))))
+            network = new_network(dataset, config)
         else:
             network = warm_start(parent, dataset)
         reports = fit(network, dataset, options, on_epoch)
@@ -92,6 +91,13 @@ class JointStrategy(Strategy):
             manifest=_manifest(dataset, network, options, self.name, parent_version, reports),
             state={key: value.detach().clone() for key, value in network.state_dict().items()},
         )
+
+
+def new_network(dataset: Dataset, config: TLPConfig | None = None) -> MTLTLP:
+    """A network from scratch for the data set, its ranges those of the data; the weights are torch's next ones."""
+    network = MTLTLP(_sizes(dataset, config))
+    network.calibrate(torch.from_numpy(dataset.features(_spread(dataset))))
+    return network
 
 
 def _spread(dataset: Dataset) -> npt.NDArray[np.int64]:

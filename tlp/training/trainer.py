@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +29,7 @@ from tlp.model.network import MTLTLP
 from tlp.model.shards import Shards, split_evenly
 from tlp.settings import Settings
 from tlp.training.dataset import FEATURE_CACHE_BYTES, Dataset
+from tlp.training.dropout import OwnDropout
 
 MAX_LIST = 64
 MAX_WATCHED = 4096  # programs of a watched workload that are scored after each epoch
@@ -155,9 +156,8 @@ class TrainingRun:
         steps = options.epochs * math.ceil(_list_count(groups) / options.batch_lists)
         self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimiser, lambda step: _rate(step, steps))
         threads = options.threads or torch.get_num_threads()
-        # Dropout draws from one generator: in one thread, or its numbers would fall now to this part, now to that.
-        alone = device.type != "cpu" or network.config.dropout > 0.0
-        self._shards = Shards(threads, 1 if alone else options.batch_lists)
+        self._shards = Shards(threads, options.batch_lists if device.type == "cpu" else 1)
+        self._seeds = np.random.default_rng(options.seed) if device.type == "cpu" else None
 
     def open(self) -> AbstractContextManager[object]:
         """Around the steps: the threads' lifetime."""
@@ -168,13 +168,16 @@ class TrainingRun:
         parts = split_evenly(lists, list(map(len, lists)), self._shards.count)
         rankings = [self._rankings(part) for part in parts]
         total = max(sum(rankings), 1)
+        seed = None if self._seeds is None else int(self._seeds.integers(1 << 62))
 
-        def work(part: tuple[list[IntArray], int]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        def work(number: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+            with nullcontext() if seed is None else OwnDropout(seed + number):
+                ranked = self._source.lists(self.network, parts[number])
             # A part's loss is the mean over its rankings; weighted so, the parts' sum is the mean over all.
-            loss = self._loss(*self._source.lists(self.network, part[0])) * (part[1] / total)
+            loss = self._loss(*ranked) * (rankings[number] / total)
             return loss.detach(), torch.autograd.grad(loss, self._parameters)
 
-        done = self._shards.map(work, zip(parts, rankings, strict=True))
+        done = self._shards.map(work, range(len(parts)))
         for parameter, *gradients in zip(self._parameters, *(gradients for _, gradients in done), strict=True):
             parameter.grad = gradients[0] if len(gradients) == 1 else torch.stack(gradients).sum(dim=0)
         torch.nn.utils.clip_grad_norm_(self._parameters, GRADIENT_CLIP)

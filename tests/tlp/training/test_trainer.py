@@ -14,6 +14,7 @@ from tlp.model.predictor import Predictor
 from tlp.model.shards import split_evenly
 from tlp.training import trainer
 from tlp.training.dataset import Dataset
+from tlp.training.dropout import OwnDropout
 from tlp.training.strategy import JointStrategy, warm_start
 from tlp.training.trainer import EpochReport, TrainingRun, TrainOptions
 
@@ -47,7 +48,7 @@ def test_a_step_of_two_parts_is_the_step_of_one(dataset: Dataset) -> None:
     gradients, losses = [], []
     for threads in (1, 2):
         torch.manual_seed(0)
-        network = MTLTLP(dataclasses.replace(SMALL, heads=dataset.device_names))
+        network = MTLTLP(dataclasses.replace(SMALL, heads=dataset.device_names, dropout=0.0))
         run = TrainingRun(network, thin, dataclasses.replace(OPTIONS, threads=threads, batch_lists=3))
         with run.open():
             losses.append(float(run.step(lists)))
@@ -168,3 +169,23 @@ def test_a_device_that_is_not_there_is_refused(dataset: Dataset, name: str) -> N
     with pytest.raises(InvalidInputError, match=f"torch_device '{name}'") as caught:
         JointStrategy().train(dataset, dataclasses.replace(OPTIONS, torch_device=name), config=SMALL)
     assert caught.value.next_command
+
+
+def test_dropout_draws_from_its_own_numbers() -> None:
+    x = torch.randn(501, 37, requires_grad=True)
+    dropout = torch.nn.Dropout(0.1)
+    state = torch.get_rng_state()
+    with OwnDropout(7):
+        one = dropout(x)
+        other = dropout(x)
+    with OwnDropout(7):
+        again = dropout(x)
+        assert dropout.eval()(x) is x and torch.nn.Dropout(0.0)(x) is x
+    assert torch.equal(one, again) and not torch.equal(one, other)
+    assert torch.equal(state, torch.get_rng_state()), "the process's generator is left alone"
+    dropped = one == 0
+    assert float(dropped.float().mean()) == pytest.approx(0.1, abs=0.01)
+    torch.testing.assert_close(one[~dropped], x[~dropped] / 0.9)
+    one.sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, (~dropped).float() / 0.9)
