@@ -13,7 +13,8 @@ Notation
 
     x (B, L, E)
       profile rows → (B, K) → piecewise-linear (B, Q·K) → Linear, GELU, Linear → (B, first width)
-      → Linear E→first, + token and loop tables + profile, ReLU, → … → C, ReLU each     every row alone
+      → numbers standardised, Linear E→first, + token and loop tables + profile,
+        ReLU, → … → C, ReLU each                                               every row alone
       → multi-head attention over the rows of one program, + skip              the only place where rows meet
       → 2 × (Linear C→C, ReLU, + skip)                                         every row alone
       → per device: C→128→64→1                                                 every row alone
@@ -37,6 +38,8 @@ from tlp.language import encoder as layout
 from tlp.language.profile import PROFILE_WIDTH
 from tlp.language.vocabulary import UNKNOWN
 from tlp.model.config import TLPConfig
+
+MIN_SPREAD = 0.5  # of a row's number; most rows have most numbers 0, and a rare one must not become huge
 
 
 class _Residual(nn.Module):
@@ -102,6 +105,9 @@ class MTLTLP(nn.Module):
         config: sizes and head names.
     """
 
+    mean: Tensor  # of a row's numbers, (E - first number's column,)
+    scale: Tensor
+
     def __init__(self, config: TLPConfig) -> None:
         super().__init__()
         self.config = config
@@ -111,7 +117,10 @@ class MTLTLP(nn.Module):
         if self.profile_rows:
             self.profile = _Profile(PROFILE_WIDTH, config.profile_bins, first, config.dropout)
         if config.token_table:
-            inputs = layout.KIND_SLOTS + config.width - layout.SCALARS.start
+            numbers = config.width - layout.SCALARS.start
+            self.register_buffer("mean", torch.zeros(numbers))
+            self.register_buffer("scale", torch.ones(numbers))
+            inputs = layout.KIND_SLOTS + numbers
             self.words = nn.Embedding(config.words, first, padding_idx=0)
             self.loops = nn.Embedding(layout.LOOP_SLOTS, first, padding_idx=0)
         else:
@@ -179,6 +188,12 @@ class MTLTLP(nn.Module):
         """Set what depends on the ranges of the training data: `(M, L, E)` encoded programs. Before training only."""
         if self.profile_rows:
             self.profile.calibrate(self._numbers(x))
+        if self.config.token_table:
+            rows = x[:, self.profile_rows :].flatten(0, 1)
+            numbers = rows[rows[:, layout.KIND].any(dim=-1)][:, layout.SCALARS.start :]
+            if len(numbers) > 1:
+                self.mean.copy_(numbers.mean(dim=0))
+                self.scale.copy_(1.0 / numbers.std(dim=0).clamp_min(MIN_SPREAD))
 
     def _numbers(self, x: Tensor) -> Tensor:
         """The profile of `(B, L, E)` encoded programs: `(B, K)`."""
@@ -190,7 +205,8 @@ class MTLTLP(nn.Module):
             words = x[:, layout.WORDS].long()  # (T, 3)
             words = torch.where(words < self.config.words, words, UNKNOWN)
             loops = x[:, layout.LOOP].long()  # (T,)
-            h = self.input(torch.cat([x[:, layout.KIND], x[:, layout.SCALARS.start :]], dim=-1))
+            numbers = (x[:, layout.SCALARS.start :] - self.mean) * self.scale
+            h = self.input(torch.cat([x[:, layout.KIND], numbers], dim=-1))
             h = h + self.words(words).sum(dim=1) + self.loops(loops)
         else:
             h = self.input(x)

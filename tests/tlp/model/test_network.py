@@ -72,7 +72,8 @@ def reference(network: MTLTLP, x: Tensor) -> Tensor:
         embedded = []
         for row in used:
             if config.token_table:
-                numbers = torch.cat([row[layout.KIND], row[layout.SCALARS.start :]])
+                numbers = (row[layout.SCALARS.start :] - network.mean) * network.scale
+                numbers = torch.cat([row[layout.KIND], numbers])
                 h = linear(network.input, numbers)
                 for token in row[layout.WORDS].long().tolist():
                     h = h + network.words.weight[token if token < config.words else 1]
