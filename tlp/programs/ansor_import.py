@@ -32,6 +32,7 @@ from tlp.runs import open_run
 # Records per transaction: what a crash can cost, against the fixed cost of opening and closing the store.
 BATCH_ROWS = 40_000
 _MAX_SKETCHES = 20_000  # remembered sketches, about 1 KB each; a forgotten one is added again, which changes nothing
+_MAX_NEW_SKETCHES = 10_000  # per transaction
 _MAX_SKIPPED = 1000  # skipped lines that are named one by one
 
 
@@ -139,7 +140,8 @@ class _Importer:
                     self._add(parse_record(line), line)
                 except InvalidInputError as exc:
                     self.skip(file, number, exc.message)
-                if self._read % self._batch_rows == 0:
+                # A log in which nearly every program has a sketch of its own must not fill memory with them either.
+                if self._read % self._batch_rows == 0 or len(self._new_sketches) >= _MAX_NEW_SKETCHES:
                     self.flush()
         except InvalidInputError as exc:  # reading stopped
             self.skip(file, number + 1, exc.message)

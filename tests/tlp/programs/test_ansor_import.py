@@ -211,6 +211,16 @@ def test_forgotten_sketches_are_found_again(
     assert len(store.get_sketches()) == 3
 
 
+def test_a_batch_holds_only_so_many_new_sketches(
+    store: MeasurementStore, write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ansor_import, "_MAX_NEW_SKETCHES", 10)
+    seen: list[int] = []
+    lines = [record(i, key=json.dumps(["f", i])) for i in range(30)] + [record(30 + i) for i in range(30)]
+    assert import_ansor(store, write(*lines), device="cpu", on_progress=seen.append).stored == 60
+    assert seen == [10, 20, 30, 60]
+
+
 def test_only_so_many_skipped_lines_are_named(
     store: MeasurementStore, write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
