@@ -235,6 +235,31 @@ print(made.touched.samples)
 """
 
 
+HANG = """
+import time
+from tlp.training import cache
+def hang(*_):
+    print("written", flush=True)
+    time.sleep(60)
+cache.FeatureCache._write_manifest = hang
+"""
+
+
+def test_kill_9_with_the_segment_written_and_the_lock_held(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = DuckDBStore(tmp_path / "store.duckdb")
+    fill_store(store)
+    folder = tmp_path / "features"
+    command = [sys.executable, "-c", HANG + BUILD, str(store.path), str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None and child.stdout.readline() == "written\n"
+        child.kill()
+    assert len(list(folder_of(folder).glob("*-*.*"))) == 3
+    made = build_dataset(store, DEVICES, cache_dir=folder)
+    assert_same_dataset(made, build_dataset(store, DEVICES))
+    assert made.touched.samples == store.watermark() and capsys.readouterr().err == ""
+    assert len(list(folder_of(folder).glob("*-*.*"))) == 3, "what the dead one left is gone"
+
+
 def test_two_processes_share_it(tmp_path: Path) -> None:
     store = DuckDBStore(tmp_path / "store.duckdb")
     fill_store(store)
