@@ -12,16 +12,16 @@ they are used (`tlp.language.rows`), 3 to 24 rows are left, hence 24 rows of pri
     SCALARS                numbers that are not extents                                       2
     FACTORS                Split: its factors, outermost first                                6
     LOCATION               compute-at: at root, inlined, depth, Π extents outside, inside     5
-    NEST (version 1)       Reorder: extents of the new nest, innermost first; rest in last   24
+    NEST                   Reorder: extents of the new nest, innermost first; rest in last   24
 
 Extents are powers and products, so they are written as log2 (raw numbers cost 0.19 top-1 here); other numbers x as
 sign(x)·log2(1 + |x|). LOCATION repeats decisions of other rows on purpose: how much runs inside a compute location is
-what the latency depends on, and one attention layer would have to join up to eight rows for it.
+what the latency depends on, and one attention layer would have to join up to eight rows for it. So does NEST.
 
     version                 L × E      rows before the primitives             numbers
-    metaschedule-2          28 × 49    4: the profile (`tlp.language.profile`), its K numbers row by row, then zeros
-    metaschedule-1          24 × 74    none; NEST is the last 24 columns
-    metaschedule-1-paper    24 × 74    none; NEST and LOCATION left out        raw, as in the paper
+    metaschedule-2          27 × 73    3: the profile (`tlp.language.profile`), its K numbers row by row, then zeros
+    metaschedule-1          24 × 73    none
+    metaschedule-1-paper    24 × 73    none; NEST and LOCATION left out        raw, as in the paper
 
 **Pure.** The encoding depends on the sketch, the decisions and, for the profile, the workload's arithmetic. What a
 sketch's decisions do not change is a template; N programs are filled by numpy indexing, with no Python loop over
@@ -91,7 +91,7 @@ class Layout:
 
 
 LAYOUTS = {
-    ENCODER_VERSION: Layout(LOCATION.stop, -(-PROFILE_WIDTH // LOCATION.stop), has_nest=False),
+    ENCODER_VERSION: Layout(NEST.stop, -(-PROFILE_WIDTH // NEST.stop)),
     FIRST_ENCODER_VERSION: Layout(NEST.stop),
     PAPER_ENCODER_VERSION: Layout(NEST.stop, is_raw=True, has_nest=False),
 }

@@ -18,12 +18,14 @@ level everything *inside* it counts too (cumulative extents). All numbers are lo
     vector                         of the innermost run of the output: how full vectors of 4, 8, 16 are, how many;
                                    unrolling limit against the iterations inside, innermost level spatial, largest
                                    power of two in the run, ones in its binary form, iterations beside it
+    per loop of extent > 1, the    extent, reduction or not, per access the step from one iteration to the next
+    3 innermost                    (log2(1 + elements))
     program                        unrolling limit, iterations, operations by kind, elements of each access, blocks,
                                    known
     per sampled compute location   there is one, root, inlined, block has a branch, work there against the main
     (3 at most)                    block's, elements, run, branch if inlined, branch × work
 
-K = 149 numbers; a program whose workload has no arithmetic has zeros.
+K = 167 numbers; a program whose workload has no arithmetic has zeros.
 """
 
 from __future__ import annotations
@@ -44,11 +46,14 @@ ACCESSES = 4  # A
 LOCATIONS = 3
 LEVEL_WIDTH = 4 + 3 * ACCESSES
 VECTOR_WIDTH = 12
+LOOPS = 3
+LOOP_WIDTH = 2 + ACCESSES
 PROGRAM_WIDTH = 14
 LOCATION_WIDTH = 9
 LEVEL = slice(0, LEVELS * LEVEL_WIDTH)
 VECTOR = slice(LEVEL.stop, LEVEL.stop + VECTOR_WIDTH)
-PROGRAM = slice(VECTOR.stop, VECTOR.stop + PROGRAM_WIDTH)
+LOOP = slice(VECTOR.stop, VECTOR.stop + LOOPS * LOOP_WIDTH)
+PROGRAM = slice(LOOP.stop, LOOP.stop + PROGRAM_WIDTH)
 LOCATION = slice(PROGRAM.stop, PROGRAM.stop + LOCATIONS * LOCATION_WIDTH)
 PROFILE_WIDTH = LOCATION.stop  # K
 LINE_BYTES = 64
@@ -92,6 +97,8 @@ class ProfilePlan:
         limits: `(dimensions of all accesses,)` extents of the buffers.
         dims: per access: first and one past its last dimension.
         num_bytes: per access, of an element.
+        steps: `(loops, accesses)`: elements from one value of a loop's iterator to the next.
+        is_reduction: per loop.
         unroll: decision columns and constant of the unrolling limit.
         iterations: of the main block, log2.
         located: blocks at sampled locations.
@@ -106,6 +113,8 @@ class ProfilePlan:
     limits: Array
     dims: tuple[tuple[int, int], ...]
     num_bytes: tuple[int, ...]
+    steps: Array
+    is_reduction: tuple[bool, ...]
     unroll: tuple[tuple[int, ...], float]
     iterations: float
     located: tuple[Located, ...]
@@ -136,6 +145,8 @@ def plan_profile(sketch: Sketch, arithmetic: Arithmetic) -> ProfilePlan:
         limits=np.array([d for shape in shapes for d in shape], np.float64),
         dims=tuple(zip(stops[:-1].tolist(), stops[1:].tolist(), strict=True)),
         num_bytes=tuple(access.num_bytes for access in accesses),
+        steps=np.array([[_step(main, a, loop.iterator) for a in accesses] for loop in loops]).reshape(len(loops), -1),
+        is_reduction=tuple(main.is_reduction[loop.iterator] for loop in loops),
         unroll=_unroll(sketch),
         iterations=float(np.log2(main.iterations)),
         located=tuple(_located(arithmetic, main, name, column) for name, column in nests.located[:LOCATIONS]),
@@ -188,6 +199,7 @@ def fill_profile(plan: ProfilePlan, values: Array, decisions: npt.NDArray[Any]) 
     unroll = np.log2(1.0 + _product(columns, *plan.unroll))
     run = spans[plan.dims[0][1] - 1, :n] if plan.dims and plan.levels else np.ones(n)
     _fill_vector(out[VECTOR], run, iterations[0] if plan.levels else np.ones(n), unroll, plan)
+    _fill_loops(out[LOOP], plan, extents)
     out[PROGRAM.start] = unroll
     for i, located in enumerate(plan.located):
         rows = out[LOCATION.start + i * LOCATION_WIDTH : LOCATION.start + (i + 1) * LOCATION_WIDTH]
@@ -209,6 +221,25 @@ def _fill_vector(out: npt.NDArray[np.float32], run: Array, inside: Array, unroll
     out[9] = np.bitwise_count(whole)
     out[10] = np.log2(beside)
     out[11] = np.log2(np.maximum(beside * np.ceil(run / LANES[1]), 1.0))
+
+
+def _fill_loops(out: npt.NDArray[np.float32], plan: ProfilePlan, extents: Array) -> None:
+    """`(3·(2 + A), N)`: the innermost loops that run more than once."""
+    n = extents.shape[1]
+    found = np.zeros(n, np.int64)
+    inside = np.ones((plan.iterator_count, n))
+    for loop in range(len(extents) - 1, -1, -1):
+        iterator = plan.iterators[loop]
+        (programs,) = np.nonzero((extents[loop] > 1.0) & (found < LOOPS))
+        rows = found[programs] * LOOP_WIDTH
+        out[rows, programs] = np.log2(extents[loop, programs])
+        if plan.is_reduction[loop]:
+            out[rows + 1, programs] = 1.0
+        for access, step in enumerate(plan.steps[loop]):
+            if step:
+                out[rows + 2 + access, programs] = np.log2(1.0 + step * inside[iterator, programs])
+        found[programs] += 1
+        inside[iterator] *= extents[loop]
 
 
 def _fill_location(
@@ -290,6 +321,13 @@ def _template(arithmetic: Arithmetic, main: Block, accesses: tuple[Access, ...])
 
 def _matrix(main: Block, access: Access) -> Array:
     return main.coefficient_matrix(access) if access.shape else np.zeros((1, len(main.extents)))
+
+
+def _step(main: Block, access: Access, iterator: int) -> float:
+    """Elements between two values of an iterator, in row-major order."""
+    matrix = main.coefficient_matrix(access)
+    strides = np.cumprod([1.0, *access.shape[:0:-1]])[::-1] if access.shape else np.zeros(0)
+    return float(matrix[:, iterator] @ strides)
 
 
 def _unroll(sketch: Sketch) -> tuple[tuple[int, ...], float]:

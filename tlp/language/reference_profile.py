@@ -38,6 +38,7 @@ def profile_reference(
         from_inside = LEVELS - 1 - place
         numbers += _level(levels, from_inside, main) if from_inside < len(levels) else [0.0] * (4 + 3 * ACCESSES)
     numbers += _vector(levels, main, unroll)
+    numbers += _loops(loops, main)
     sizes = [math.log2(math.prod(access.shape)) for access in main.accesses[:ACCESSES]]
     numbers += [math.log2(1.0 + unroll), math.log2(math.prod(main.extents)), *map(float, main.operations)]
     numbers += sizes + [0.0] * (ACCESSES - len(sizes)) + [float(len(arithmetic.blocks)), 1.0]
@@ -101,6 +102,25 @@ def _vector(levels: list[list[tuple[int, int | None, float]]], main: Block, unro
     numbers += [math.log2(1.0 + unroll) - math.log2(math.prod(inside)), float(not main.is_reduction[levels[0][0][0]])]
     numbers += [math.log2(math.gcd(int(run), 64)), float(int(run).bit_count()), math.log2(beside)]
     return [*numbers, math.log2(max(beside * math.ceil(run / 8), 1.0))]
+
+
+def _loops(loops: Nest, main: Block) -> list[float]:
+    """The three innermost loops that run more than once."""
+    numbers: list[float] = []
+    inside = [1.0] * len(main.extents)
+    for iterator, _, extent in reversed(loops):
+        extent = 1.0 if extent is None else extent
+        if extent > 1.0 and len(numbers) < 3 * (2 + ACCESSES):
+            numbers += [math.log2(extent), float(main.is_reduction[iterator])]
+            steps = []
+            for access in main.accesses[:ACCESSES]:
+                step = 0.0
+                for dim, pairs in enumerate(access.coefficients):
+                    step += sum(s for i, s in pairs if i == iterator) * math.prod(access.shape[dim + 1 :])
+                steps.append(math.log2(1.0 + step * inside[iterator]))
+            numbers += steps + [0.0] * (ACCESSES - len(steps))
+        inside[iterator] *= extent
+    return numbers + [0.0] * (3 * (2 + ACCESSES) - len(numbers))
 
 
 def _location(arithmetic: Arithmetic, main: Block, loops: Nest, name: str, index: int) -> list[float]:

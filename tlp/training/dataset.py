@@ -37,6 +37,7 @@ from tlp.training.snapshot import IntArray, Snapshot, Touched, plain_snapshot, w
 
 FEATURE_CACHE_BYTES = 1 << 30
 VALIDATION = 20  # one training workload in twenty
+MIN_TO_WATCH = 400  # task diversity beats density (TenSet): with fewer workloads all are trained on
 _CHUNK = 4096
 _NOTHING = Touched(0, 0)
 
@@ -319,7 +320,7 @@ def _merge_equal(
 
 
 def _choose_validation(workload_ids: Sequence[str]) -> tuple[int, ...]:
-    """One workload in twenty by hash; none if there are too few to spare one."""
-    if len(workload_ids) < VALIDATION:
+    """One workload in twenty by hash; none if there are too few to spare any."""
+    if len(workload_ids) < MIN_TO_WATCH:
         return ()
     return tuple(i for i, name in enumerate(workload_ids) if bucket(name, VALIDATION, "validation") == 0)
