@@ -12,7 +12,7 @@ decisions take 60 bytes and are encoded faster than a network reads them.
 
 **Whole or not at all.** Files of a segment are written first; replacing `current.json` is what makes them count. A
 process that dies before leaves files that the next update removes. Each file's length and checksum stand in
-`current.json`; whatever does not fit (another release, damage, another store under the same path) costs a rebuild and
+`current.json`; whatever does not fit (another release or encoder, damage, another store at its place) costs a rebuild and
 one line on stderr, never a wrong data set.
 """
 
@@ -42,6 +42,7 @@ from tlp.training.snapshot import IntArray, Snapshot, Touched, padded, workloads
 
 FORMAT = 1
 MANIFEST = "current.json"
+PROBES = 64  # cached programs that are encoded again to see that the encoder is the same
 MAX_SEGMENTS = 24  # more than these are written anew as one
 LOCK_TIMEOUT_S = 600.0
 
@@ -139,6 +140,7 @@ class FeatureCache:
             content = self._load()
             if content is not None:
                 _check_store(content, store, sketches)
+                self._check_rows(content, store, sketches)
         except _RebuildError as exc:
             say(f"the feature cache {self.folder} is built anew: {exc}")
             content = None
@@ -149,6 +151,19 @@ class FeatureCache:
 
     def _encoder(self, content: _Content) -> Encoder:
         return make_encoder(content.vocabulary, self._version, length=self._size[0], width=self._size[1])
+
+    def _check_rows(self, content: _Content, store: MeasurementStore, sketches: Mapping[str, Sketch]) -> None:
+        """Whether the encoder still writes the rows that were hashed, on some programs. Raises _RebuildError."""
+        if content.programs.height == 0 or not content.is_uniform:
+            return
+        some = np.unique(np.linspace(0, content.programs.height - 1, PROBES).astype(np.int64))
+        programs = content.programs[some]
+        known = [sketches[name] for name in content.sketches]
+        sketch_of = programs["sketch"].to_numpy().astype(np.int64)
+        decisions = _joined(content.decisions)[some]
+        hashes = self._hash_rows(self._encoder(content), known, workloads_of(store, known), sketch_of, decisions)
+        if not np.array_equal(hashes, programs["hash"].to_numpy()):
+            raise _RebuildError("the encoder writes other rows than when it was made")
 
     # -- on disk ----------------------------------------------------------------------------------------------
     @contextmanager

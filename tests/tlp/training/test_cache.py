@@ -10,6 +10,7 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
@@ -28,7 +29,8 @@ from storage import (
 )
 from tlp.errors import InvalidInputError
 from tlp.training import cache
-from tlp.training.dataset import Dataset, build_dataset
+from tlp.training import dataset as datasets
+from tlp.training.dataset import Dataset, build_dataset, hash_rows
 from tlp.training.synthetic import fill_store, matmul_sketch
 from tlp.training.testing import assert_same_dataset
 
@@ -183,6 +185,17 @@ def test_a_cache_of_another_store_is_built_anew(tmp_path: Path, capsys: pytest.C
         fill_store(store, seed=seed)
         assert_same_dataset(build_dataset(store, DEVICES, cache_dir=tmp_path), build_dataset(store, DEVICES))
     assert "another store" in capsys.readouterr().err
+
+
+def test_an_encoder_that_changed_under_its_version_is_noticed(
+    tmp_path: Path, store: MemoryStore, dataset: Dataset, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets, "hash_rows", lambda *given: hash_rows(*given) + np.uint64(1))
+        build_dataset(store, DEVICES, cache_dir=tmp_path)
+        assert capsys.readouterr().err == ""
+    assert_same_dataset(build_dataset(store, DEVICES, cache_dir=tmp_path), dataset)
+    assert "other rows than when it was made" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_written_costs_the_cache_not_the_training(
