@@ -12,8 +12,8 @@ decisions take 60 bytes and are encoded faster than a network reads them.
 
 **Whole or not at all.** Files of a segment are written first; replacing `current.json` is what makes them count. A
 process that dies before leaves files that the next update removes. Each file's length and checksum stand in
-`current.json`; whatever does not fit (another release or encoder, damage, another store at its place) costs a rebuild and
-one line on stderr, never a wrong data set.
+`current.json`; whatever does not fit (another release or encoder, damage, another store at its place) costs a rebuild
+and one line on stderr, never a wrong data set.
 """
 
 from __future__ import annotations
