@@ -30,6 +30,8 @@ def evaluate_version(
 ) -> dict[str, Any]:
     """Top-k of a version per device, with 95% bootstrap intervals over the held-out tasks.
 
+    A device is scored by the models of its language (`tlp.training.decision.training_language`).
+
     Baselines are trained on each device's samples at the version's watermark (`tlp.training.compare`). A program that
     TVM cannot replay has no features for `xgb` and `mlp`: on a device where one of them is compared, no predictor is
     asked about it (`left_out` counts them).
@@ -63,8 +65,13 @@ def evaluate_version(
         raise InvalidInputError(f"the plot {plot} must end in .png", next_command="tlp evaluate --plot top_k.png")
     counts = store.device_counts()
     measured = [device for device in store.list_devices() if counts[device.name].samples_ok]
-    families = sorted({device.family for device in measured if family in (None, device.family)})
-    if not families:
+    from tlp.training.decision import model_key, training_language
+
+    spoken = {device.name: training_language(store, device.name) for device in measured}
+    keys = sorted(
+        {model_key(device.family, spoken[device.name]) for device in measured if family in (None, device.family)}
+    )
+    if not keys:
         of = f" of family {family}" if family else ""
         raise NotFoundError(f"no device{of} has samples to evaluate on", next_command="tlp device list")
 
@@ -74,7 +81,7 @@ def evaluate_version(
 
     registry = Registry(settings, store)
     registry.reconcile()
-    resolved, skipped = _resolve(registry, families, ref)
+    resolved, skipped = _resolve(registry, keys, ref)
     mark = store.watermark()
     report: dict[str, Any] = {
         "devices": {},
@@ -88,8 +95,8 @@ def evaluate_version(
     }
     results: dict[str, dict[str, PredictorResult]] = {}
     for name, (found, checkpoint) in resolved.items():
-        of_family = [device for device in measured if device.family == name]
-        results |= _evaluate_family(store, settings, found, checkpoint, of_family, baselines, report)
+        devices = [device for device in measured if model_key(device.family, spoken[device.name]) == name]
+        results |= _evaluate_model(store, settings, found, checkpoint, devices, baselines, report)
     if not results:
         raise InvalidInputError(
             "no held-out network has measured programs, at least two per task are needed",
@@ -132,7 +139,7 @@ def _resolve(
     return resolved, {name: exc.message for name, exc in missing.items()}
 
 
-def _evaluate_family(
+def _evaluate_model(
     store: MeasurementStore,
     settings: Settings,
     resolved: ResolvedModel,
@@ -142,13 +149,15 @@ def _evaluate_family(
     report: dict[str, Any],
 ) -> dict[str, Any]:
     """Results per device and predictor; what happened on the way goes into `report`."""
+    from tlp.model.encoders import language_of
     from tlp.model.nearest import nearest_head
     from tlp.training.compare import TRAINED, Baselines, snapshot_of, train_baselines
     from tlp.training.evaluate import CheckpointScorer, evaluate
     from tlp.training.holdout import choose_holdout
 
+    language = language_of(checkpoint.encoder_version)
     version = CheckpointScorer(checkpoint, threads=settings.torch_threads, torch_device=settings.torch_device)
-    holdout = choose_holdout(store)
+    holdout = choose_holdout(store, language=language)
     mark = report["watermark"]
     names = [name for name in TRAINED if name in baselines]
     trained_at, note = snapshot_of(store, checkpoint.manifest, mark) if names else (mark, None)
@@ -159,7 +168,9 @@ def _evaluate_family(
         )
     found: dict[str, Any] = {}
     # Baselines are trained only where there is something to rank.
-    for name in evaluate(store, [d.name for d in devices], {}, watermark=mark, holdout=holdout).devices:
+    for name in evaluate(
+        store, [d.name for d in devices], {}, watermark=mark, holdout=holdout, language=language
+    ).devices:
         device = store.get_device(name)
         if name not in checkpoint.heads:
             like = nearest_head(checkpoint, name, device.target, device.family)
@@ -177,11 +188,13 @@ def _evaluate_family(
                 holdout=holdout,
             )
         scorers = {PREDICTOR: version} | made.scorers
-        ranked = evaluate(store, [name], scorers, watermark=mark, holdout=holdout, exclude=made.exclude).devices
+        ranked = evaluate(
+            store, [name], scorers, watermark=mark, holdout=holdout, exclude=made.exclude, language=language
+        ).devices
         if not ranked:
             made.leave_out_features(f"{name}: TVM can replay no two programs of any held-out task")
             scorers = {PREDICTOR: version} | made.scorers
-            ranked = evaluate(store, [name], scorers, watermark=mark, holdout=holdout).devices
+            ranked = evaluate(store, [name], scorers, watermark=mark, holdout=holdout, language=language).devices
         found |= ranked
         report["notes"] += made.notes
         report["left_out"] |= {name: len(made.exclude)} if made.exclude else {}

@@ -168,9 +168,9 @@ def build_dataset(
     """
     mark = store.watermark() if watermark is None else watermark
     rows = [store.get_device(name) for name in devices]
-    held = choose_holdout(store, holdout)
     version = _version(store, rows, mark, language, encoder_version)
     spoken = encoders.language_of(version)
+    held = choose_holdout(store, holdout, language=spoken)
     sketches = {s.sketch_id: s for s in store.get_sketches() if s.language == spoken}
     snapshot = _snapshot(store, devices, mark, sketches, version, length, cache_dir)
     programs = (

@@ -181,6 +181,7 @@ def evaluate(
     watermark: int | None = None,
     holdout: Holdout | None = None,
     exclude: AbstractSet[str] = frozenset(),
+    language: str = LANGUAGE,
 ) -> EvaluationReport:
     """Rank the measured programs of held-out networks with every scorer.
 
@@ -191,15 +192,16 @@ def evaluate(
         watermark: snapshot; None: now.
         holdout: None: as `choose_holdout` finds it.
         exclude: ids of programs that no scorer is asked about, nor counted for random choice.
+        language: schedule language of the programs to rank.
 
     Raises:
         NotFoundError: an unknown device.
         InvalidInputError: a scorer cannot score a device, or returns a score that is not finite.
     """
     mark = store.watermark() if watermark is None else watermark
-    held = holdout or choose_holdout(store)
+    held = holdout or choose_holdout(store, language=language)
     ids = sorted(held.workload_ids)
-    sketches = {s.sketch_id: s for s in store.get_sketches(workload_ids=ids) if s.language == LANGUAGE} if ids else {}
+    sketches = {s.sketch_id: s for s in store.get_sketches(workload_ids=ids) if s.language == language} if ids else {}
     found: dict[str, dict[str, PredictorResult]] = {}
     for name in devices:
         device = store.get_device(name)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from storage import MeasurementStore
+from tlp.language.sketch import LANGUAGE
 
 HASH_HOLDOUT = 10  # one workload in ten, if no network is held out
 
@@ -31,17 +32,24 @@ def bucket(workload_id: str, buckets: int, salt: str) -> int:
     return int.from_bytes(sha256(f"{salt}:{workload_id}".encode()).digest()[:8], "big") % buckets
 
 
-def choose_holdout(store: MeasurementStore, networks: Sequence[str] | None = None) -> Holdout:
+def choose_holdout(
+    store: MeasurementStore, networks: Sequence[str] | None = None, *, language: str = LANGUAGE
+) -> Holdout:
     """The held-out part of a store: the networks given, else those marked so, else 10% of the workloads by hash.
+
+    Only workloads of a schedule language count: a store whose marked networks have none of Ansor's tasks holds out a
+    tenth of those.
 
     Raises:
         NotFoundError: a network that the store does not have.
     """
+    workloads = sorted(w.workload_id for w in store.get_workloads() if w.context.get("language", LANGUAGE) == language)
+    spoken = set(workloads)
     chosen = [store.get_network(n) for n in networks] if networks else [n for n in store.list_networks() if n.holdout]
+    chosen = [n for n in chosen if not spoken.isdisjoint(task.workload_id for task in n.tasks)]
     if chosen:
         weights = {n.name: {task.workload_id: task.weight for task in n.tasks} for n in chosen}
         return Holdout(tuple(weights), frozenset(w for tasks in weights.values() for w in tasks), weights)
-    workloads = sorted(w.workload_id for w in store.get_workloads())
     held = [w for w in workloads if bucket(w, HASH_HOLDOUT, "holdout") == 0]
     if not held and len(workloads) > 1:
         held = [min(workloads, key=lambda w: bucket(w, 1 << 62, "holdout"))]

@@ -199,6 +199,7 @@ def run_retrain(
         },
         watermark=dataset.watermark,
         holdout=dataset.holdout,
+        language=language,
     )
     verdict = judge(report, settings, trained=[device], champion=CHAMPION if champion else None)
     version = _register(registry, key, candidate, report, verdict, device, champion[0] if champion else None)

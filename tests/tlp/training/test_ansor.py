@@ -23,6 +23,7 @@ from storage import (
 )
 from tlp import pipeline
 from tlp.errors import InvalidInputError, ModelFormatError, NotFoundError
+from tlp.evaluation import evaluate_version
 from tlp.language.ansor_encoder import LAYOUTS, AnsorEncoder
 from tlp.language.vocabulary import Vocabulary
 from tlp.model.checkpoint import Checkpoint
@@ -189,7 +190,13 @@ def test_the_whole_step_with_a_real_registry(ansor: MemoryStore, mlflow_settings
     registry = Registry(settings, ansor)
     (version,) = registry.list_versions(model_key("x86_64", ANSOR))
     assert version.tags["encoder_version"] == "ansor-1-cpu" and registry.list_versions("x86_64") == []
+    assert "no held-out task" not in report["reason"]  # the gate had programs to judge by
+    found = evaluate_version(ansor, settings, ref="1")
+    assert set(found["devices"]) == {"logged"} and set(found["devices"]["logged"]) == {"random", "mtl-tlp"}
+    assert set(found["skipped"]) == {"ansor-cuda", "x86_64"}
     for ref in ("champion", "1"):
+        if ref == "champion" and report["promoted"]:
+            assert registry.resolve(model_key("x86_64", ANSOR)).version == 1
         with pytest.raises(NotFoundError):
             open_provider(ref, ansor.get_device("logged"), settings, registry).refresh()
 
