@@ -1,0 +1,142 @@
+"""Programs per second and core that the encoders make from sketch + decisions.
+
+    python bench/encode.py [--json]
+
+Programs are real ones (Ansor: tests/data/ansor; MetaSchedule: the starter data), each sketch's decisions repeated to
+the number asked for, as a training set has them: many programs, few sketches. Peer: the plain reference encoder, one
+program at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tlp
+from storage import MemoryStore, Sketch, import_parquet
+from tlp.language import encoder as metaschedule
+from tlp.language.ansor import from_steps
+from tlp.language.ansor_encoder import CPU_VERSION, GPU_VERSION, LAYOUTS, AnsorEncoder, ansor_vocabulary
+from tlp.language.reference import encode_reference
+from tlp.language.vocabulary import Vocabulary
+
+DATA = Path(__file__).parents[1] / "tests" / "data" / "ansor"
+LOGS = {CPU_VERSION: "v0.6-conv2d-1k-x86.json.gz", GPU_VERSION: "v0.6-conv2d-rtx3080.log"}
+COUNT = 20_000
+Groups = dict[Sketch, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """An encoder, its plain reference, and programs by sketch."""
+
+    version: str
+    shape: tuple[int, int]
+    groups: Groups
+    encode: Callable[[Sketch, Any], Any]
+    reference: Callable[[Sketch, list[int]], Any]
+
+
+def repeated(groups: dict[Sketch, list[Any]]) -> Groups:
+    """About `COUNT` programs."""
+    times = max(1, COUNT // sum(map(len, groups.values())))
+    return {sketch: np.repeat(np.array(rows, np.int32), times, axis=0) for sketch, rows in groups.items()}
+
+
+def ansor_programs(name: str) -> Groups:
+    raw = (DATA / name).read_bytes()
+    lines = (gzip.decompress(raw) if name.endswith(".gz") else raw).decode().splitlines()
+    groups: dict[Sketch, list[Any]] = {}
+    for line in lines:
+        if not line.startswith("#"):
+            sketch, program = from_steps("bench", json.loads(line)["i"][1][1])
+            groups.setdefault(sketch, []).append(program.decisions)
+    return repeated(groups)
+
+
+def starter_programs() -> Groups:
+    store = MemoryStore()
+    import_parquet(store, Path(tlp.__file__).parent / "data" / "starter")
+    sketches = {sketch.sketch_id: sketch for sketch in store.get_sketches()}
+    groups: dict[Sketch, list[Any]] = {}
+    for sketch_id, decisions in store.programs().select("sketch_id", "decisions").iter_rows():
+        groups.setdefault(sketches[sketch_id], []).append(decisions)
+    fullest = sorted(groups, key=lambda sketch: -len(groups[sketch]))[
+        :60
+    ]  # as many per sketch as training batches have
+    return repeated({sketch: groups[sketch] for sketch in fullest})
+
+
+def cases() -> Iterator[Case]:
+    for (version, _), (length, width) in LAYOUTS.items():
+        ansor = AnsorEncoder(ansor_vocabulary(), version=version, length=length, width=width)
+        groups = ansor_programs(LOGS[version])
+        yield Case(version, (length, width), groups, ansor.encode, ansor.encode_reference)
+    groups = starter_programs()
+    vocabulary = metaschedule.grow_vocabulary(Vocabulary(), groups)
+    for version in metaschedule.ENCODER_VERSIONS:
+        made = metaschedule.MetaScheduleEncoder(vocabulary, version=version)
+
+        def reference(sketch: Sketch, row: list[int], made: metaschedule.MetaScheduleEncoder = made) -> Any:
+            return encode_reference(made, sketch, row)
+
+        yield Case(version, (made.length, made.width), groups, made.encode, reference)
+
+
+def per_second(count: int, work: Callable[[], object]) -> int:
+    """Best of five, by CPU time."""
+    best = float("inf")
+    for _ in range(5):
+        started = time.process_time()
+        work()
+        best = min(best, time.process_time() - started)
+    return round(count / best)
+
+
+def measure(case: Case) -> dict[str, Any]:
+    def vectorised() -> None:
+        for sketch, decisions in case.groups.items():
+            case.encode(sketch, decisions)
+
+    plain = [(sketch, row.tolist()) for sketch, decisions in case.groups.items() for row in decisions[:5]][:200]
+
+    def reference() -> None:
+        for sketch, decisions in plain:
+            case.reference(sketch, decisions)
+
+    return {
+        "version": case.version,
+        "shape": list(case.shape),
+        "sketches": len(case.groups),
+        "programs_per_cpu_s": per_second(sum(map(len, case.groups.values())), vectorised),
+        "peer_reference_per_cpu_s": per_second(len(plain), reference),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    rows = [measure(case) for case in cases()]
+    if options.json:
+        print(json.dumps({"layouts": rows}))
+        return
+    print(f"{'version':22}{'L x E':>10}{'sketches':>10}{'programs/s':>14}{'reference/s':>14}")
+    for row in rows:
+        shape = "{} x {}".format(*row["shape"])
+        print(
+            f"{row['version']:22}{shape:>10}{row['sketches']:10}"
+            f"{row['programs_per_cpu_s']:14,}{row['peer_reference_per_cpu_s']:14,}"
+        )
+
+
+if __name__ == "__main__":
+    main()
