@@ -110,26 +110,26 @@ def arithmetic_of(workload_id: str, context: Mapping[str, Any]) -> Arithmetic | 
     value = context.get(KEY)
     if not value:
         return None
-    return _parsed(workload_id, canonical_json(value))
-
-
-@lru_cache(maxsize=4096)
-def _parsed(workload_id: str, text: str) -> Arithmetic:
     try:
-        return Arithmetic(tuple(_block(block) for block in json.loads(text)))
-    except (KeyError, TypeError, ValueError, IndexError) as exc:
+        return _parsed(canonical_json(value))
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as exc:
         raise InvalidInputError(f"the arithmetic of workload {workload_id} cannot be read: {exc!r}") from exc
 
 
+@lru_cache(maxsize=4096)
+def _parsed(text: str) -> Arithmetic:
+    return Arithmetic(tuple(_block(block) for block in json.loads(text)))
+
+
 def _block(value: Mapping[str, Any]) -> Block:
-    extents = tuple(int(extent) for extent in value["extents"])
+    extents = tuple(_size(extent) for extent in value["extents"])
     accesses = tuple(
         Access(
             str(a["buffer"]),
             bool(a["write"]),
-            int(a["num_bytes"]),
-            tuple(int(d) for d in a["shape"]),
-            tuple(tuple((int(i), abs(float(step))) for i, step in dim) for dim in a["dims"]),
+            _size(a["num_bytes"]),
+            tuple(_size(d) for d in a["shape"]),
+            tuple(tuple((int(i), _step(step)) for i, step in dim) for dim in a["dims"]),
         )
         for a in value["accesses"]
     )
@@ -137,12 +137,30 @@ def _block(value: Mapping[str, Any]) -> Block:
         used = [i for dim in access.coefficients for i, _ in dim]
         if len(access.coefficients) != len(access.shape) or any(not 0 <= i < len(extents) for i in used):
             raise ValueError(f"access to {access.buffer} does not fit its block's iterators")
-    if not extents or min(extents) < 1:
-        raise ValueError(f"block {value['name']} has extents {extents}")
+    if not extents:
+        raise ValueError(f"block {value['name']} has no iterators")
     return Block(
         str(value["name"]),
         extents,
         tuple(i in set(value["reductions"]) for i in range(len(extents))),
-        tuple(int(value["operations"].get(name, 0)) for name in OPERATIONS),
+        tuple(_size(value["operations"].get(name, 0), smallest=0) for name in OPERATIONS),
         tuple(sorted(accesses, key=lambda access: not access.is_write)),
     )
+
+
+_TOO_LARGE = 1 << 63
+
+
+def _size(value: Any, *, smallest: int = 1) -> int:
+    """A number of things; features are logarithms of it. Raises ValueError for what cannot be one."""
+    size = int(value)
+    if not smallest <= size < _TOO_LARGE:
+        raise ValueError(f"{value} is no size")
+    return size
+
+
+def _step(value: Any) -> float:
+    step = abs(float(value))
+    if not step < _TOO_LARGE:
+        raise ValueError(f"{value} is no step")
+    return step
