@@ -50,7 +50,8 @@ def evaluate_version(
         (device → programs), `trained` (device → baseline → programs and seconds) and `plot`.
 
     Raises:
-        InvalidInputError: an unknown baseline, a plot that is no PNG, or no measured program of a held-out network.
+        InvalidInputError: an unknown baseline, a plot that is no PNG or cannot be written, or no measured program of
+            a held-out network.
         NotFoundError: no device has samples; no family has such a version.
         ModelFormatError: no family has one that this release can read.
         RegistryError: the registry is at fault.
@@ -61,8 +62,8 @@ def evaluate_version(
             f"baseline {unknown[0]!r} is not in this release, there is {', '.join(BASELINES)}",
             next_command="tlp evaluate --baseline random",
         )
-    if plot is not None and plot.suffix.lower() != ".png":
-        raise InvalidInputError(f"the plot {plot} must end in .png", next_command="tlp evaluate --plot top_k.png")
+    if plot is not None:
+        _require_writable(plot)
     counts = store.device_counts()
     measured = [device for device in store.list_devices() if counts[device.name].samples_ok]
     from tlp.training.decision import model_key, training_language
@@ -72,7 +73,7 @@ def evaluate_version(
         {model_key(device.family, spoken[device.name]) for device in measured if family in (None, device.family)}
     )
     if not keys:
-        of = f" of family {family}" if family else ""
+        of = "" if family is None else f" of family {family!r}"
         raise NotFoundError(f"no device{of} has samples to evaluate on", next_command="tlp device list")
 
     from tlp.registry import Registry
@@ -117,6 +118,21 @@ def evaluate_version(
 def default_plot(settings: Settings, ref: str) -> Path:
     """Where `tlp evaluate` draws if not told: one file per version asked for, drawn anew each time."""
     return settings.artifacts_dir / "evaluate" / f"top_k-{re.sub(r'[^A-Za-z0-9_-]', '_', ref)}.png"
+
+
+def _require_writable(plot: Path) -> None:
+    """Raise InvalidInputError unless a PNG can be written there: evaluating may take hours, so it is asked first."""
+    again = "tlp evaluate --plot top_k.png"
+    if plot.suffix.lower() != ".png":
+        raise InvalidInputError(f"the plot {plot} must end in .png", next_command=again)
+    try:
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not plot.exists()
+        plot.open("ab").close()
+        if is_new:
+            plot.unlink()
+    except OSError as exc:
+        raise InvalidInputError(f"the plot {plot} cannot be written: {exc.strerror}", next_command=again) from exc
 
 
 def _resolve(

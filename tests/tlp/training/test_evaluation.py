@@ -181,6 +181,17 @@ def test_what_cannot_be_done_is_refused_first(
     assert "training" not in capsys.readouterr().err
 
 
+def test_a_plot_that_cannot_be_written_is_refused_before_anything_is_evaluated(
+    home: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tlp.evaluation._evaluate_model", lambda *_: pytest.fail("evaluated"))
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.png").mkdir()
+    for plot in (tmp_path / "file" / "x.png", tmp_path / "folder.png", Path("/proc/x.png")):
+        assert run(["evaluate", "--plot", str(plot)]) == 2
+        assert f"the plot {plot} cannot be written" in capsys.readouterr().err
+
+
 def test_programs_tvm_cannot_replay_count_for_nobody(home: Settings) -> None:
     store = open_home(home)
     held = store.get_network("held").tasks[0].workload_id
