@@ -196,7 +196,7 @@ def retrain(
         InvalidInputError: nothing to train on.
         RegistryError: the registry is at fault, or the champion cannot be read by this release.
     """
-    names = [store.get_device(device).name] if device else _trainable(store)
+    names = _trainable(store) if device is None else [store.get_device(device).name]
     from tlp.model.checkpoint import Manifest
     from tlp.registry import Registry
     from tlp.training import retrain as training

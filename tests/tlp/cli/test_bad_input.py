@@ -91,6 +91,11 @@ def test_a_sampler_nobody_knows(tlp, device):
     refused(tlp("measure", "cpu", "--samples", "3", "--sampler", "bogus"), 2, "bogus")
 
 
+@pytest.mark.parametrize("command", ["train", "train --dry-run"])
+def test_an_empty_device_name_is_not_every_device(tlp, device, empty_registry, command):
+    refused(tlp(*command.split(), "--device", ""), 2, "no device ''")
+
+
 def test_a_model_that_is_not_there(tlp, empty_registry):
     refused(tlp("model", "show"), 2)
     refused(tlp("model", "promote", "three"), 2, "three")
