@@ -213,6 +213,8 @@ class AnsorEncoder:
         if sketch.language != LANGUAGE:
             raise InvalidInputError(f"sketch {sketch.sketch_id} is of language {sketch.language!r}, not {LANGUAGE!r}")
         steps, slots = parse_sketch(sketch.instructions_json)
+        if sketch.decision_width != (slots[-1].stop if slots else 0):
+            raise InvalidInputError(f"sketch {sketch.sketch_id} takes other decisions than its {sketch.decision_width}")
         slot_of = {slot.step: slot for slot in slots}
         template = np.zeros((self.length, self.width), np.float32)
         raw: list[tuple[int, int]] = []

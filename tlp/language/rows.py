@@ -24,12 +24,13 @@ from typing import Any
 
 from storage import Sketch
 from tlp.errors import InvalidInputError
-from tlp.language.sketch import LANGUAGE, DecisionKind, DecisionSlot, Instruction, parse_sketch
+from tlp.language.sketch import LANGUAGE, DecisionKind, DecisionSlot, Instruction, malformed, parse_sketch
 
 HANDLE_KINDS = frozenset(
     {"GetSBlock", "GetBlock", "GetLoops", "GetConsumers", "GetProducers", "GetChildBlocks", "GetOutputBlocks"}
 )
 COMPUTE_AT = frozenset({"ComputeAt", "ReverseComputeAt"})
+_TOO_LARGE = 1 << 63
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,8 @@ class _State:
     def of(self, handle: Any) -> Extent:
         """Extent of a loop, a variable or a literal; 1 if unknown (`None` factors, loops never split)."""
         if isinstance(handle, (int, float)) and not isinstance(handle, bool):
+            if not 0 < handle < _TOO_LARGE:
+                raise ValueError(f"{handle} is no extent")
             return Extent((), float(handle))
         return self.extent.get(handle, ONE) if isinstance(handle, str) else ONE
 
@@ -222,6 +225,8 @@ def _row(state: _State, instruction: Instruction) -> Row:
         elif isinstance(value, str):
             words.append(value)
         elif isinstance(value, (int, float)):
+            if not abs(value) < _TOO_LARGE or (value < 0 and any("unroll" in word for word in words)):
+                raise ValueError(f"{value} is out of range")
             scalars_.append(Extent((), float(value)))
     factors = (state.of(first),) if loop else ()
     return Row(kind, tuple(words[:3]), loop, tuple(scalars_[:2]), factors)
@@ -248,8 +253,8 @@ def _walk(instructions: Sequence[Instruction], slots: Sequence[DecisionSlot]) ->
                 _handles(state, instruction)
             else:
                 rows.append(_row(state, instruction))
-        except (IndexError, TypeError, ValueError, StopIteration) as exc:
-            raise InvalidInputError(f"instruction {index} cannot be read: {instruction!r} ({exc!r})") from exc
+        except (AttributeError, LookupError, TypeError, ValueError, StopIteration) as exc:
+            raise malformed(index, instruction, exc) from exc
     return tuple(rows), state
 
 
@@ -290,7 +295,11 @@ def sketch_nests(sketch: Sketch) -> Nests:
     sketch_rows(sketch)  # refuses what is not a sketch of this language
     _, state = _walk(*parse_sketch(sketch.instructions_json))
     loops: dict[str, tuple[Loop, ...]] = {}
-    for handle, nest in state.nests.items():  # RFactor's new block bears its parent's name: the parent is first
+    for handle, nest in state.nests.items():
+        unknown = [loop for loop in nest if not isinstance(loop, str) or loop not in state.position]
+        if unknown:
+            raise InvalidInputError(f"sketch {sketch.sketch_id} names the loop {unknown[0]!r}, which nothing made")
+        # RFactor's new block bears its parent's name: the parent is first
         parts = tuple(Loop(state.position[loop] - 1, state.depth.get(loop), state.extent.get(loop)) for loop in nest)
         loops.setdefault(state.blocks.get(handle, ""), parts)
     return Nests(loops, tuple(state.located))
@@ -309,6 +318,9 @@ def sketch_rows(sketch: Sketch) -> tuple[Row, ...]:
     """
     if sketch.language != LANGUAGE:
         raise InvalidInputError(f"sketch {sketch.sketch_id} is in language {sketch.language!r}, not {LANGUAGE!r}")
+    slots = parse_sketch(sketch.instructions_json)[1]
+    if sketch.decision_width != (slots[-1].stop if slots else 0):
+        raise InvalidInputError(f"sketch {sketch.sketch_id} takes other decisions than its {sketch.decision_width}")
     return _rows_of_text(sketch.instructions_json)
 
 

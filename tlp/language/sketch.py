@@ -66,28 +66,70 @@ class DecisionSlot:
 
 
 def decision_slots(instructions: Sequence[Instruction]) -> tuple[DecisionSlot, ...]:
-    """The slots of a list of instructions, in order."""
+    """The slots of a list of instructions, in order.
+
+    Raises:
+        InvalidInputError: a sampling instruction without what its kind needs.
+    """
     slots: list[DecisionSlot] = []
     start = 0
-    for index, (kind, _inputs, attrs, _outputs) in enumerate(instructions):
-        if kind in (DecisionKind.TILE, DecisionKind.PARTITIONED_TILE):
-            slot = DecisionSlot(index, DecisionKind(kind), start, int(attrs[0]), (), int(attrs[-1]))
-        elif kind == DecisionKind.CATEGORICAL:
-            slot = DecisionSlot(index, DecisionKind.CATEGORICAL, start, 1, tuple(attrs[0]))
-        elif kind == DecisionKind.COMPUTE_LOCATION:
-            slot = DecisionSlot(index, DecisionKind.COMPUTE_LOCATION, start, 1)
-        else:
-            continue
+    for index, instruction in enumerate(instructions):
+        try:
+            kind, _inputs, attrs, _outputs = instruction
+            if kind in (DecisionKind.TILE, DecisionKind.PARTITIONED_TILE):
+                slot = DecisionSlot(index, DecisionKind(kind), start, int(attrs[0]), (), int(attrs[-1]))
+            elif kind == DecisionKind.CATEGORICAL:
+                slot = DecisionSlot(index, DecisionKind.CATEGORICAL, start, 1, tuple(attrs[0]))
+            elif kind == DecisionKind.COMPUTE_LOCATION:
+                slot = DecisionSlot(index, DecisionKind.COMPUTE_LOCATION, start, 1)
+            else:
+                continue
+            if not 0 < slot.width <= _MAX_WIDTH or not all(map(_is_size, slot.candidates)):
+                raise ValueError("it draws no sizes")
+        except (LookupError, OverflowError, TypeError, ValueError) as exc:
+            raise malformed(index, instruction, exc) from exc
         slots.append(slot)
         start = slot.stop
     return tuple(slots)
 
 
+_MAX_WIDTH = 1 << 10  # factors of one tile
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, (int, float)) and 0 <= value < 1 << 63  # not NaN either
+
+
+def malformed(index: int, instruction: Any, why: object) -> InvalidInputError:
+    """The error for an instruction that is none; it may be anything and of any length."""
+    return InvalidInputError(f"instruction {index} is malformed: {instruction!r:.80} ({why!r:.80})")
+
+
 @lru_cache(maxsize=4096)
 def parse_sketch(instructions_json: str) -> tuple[tuple[Instruction, ...], tuple[DecisionSlot, ...]]:
-    """Instructions and decision slots of a stored sketch; cached, do not modify."""
-    instructions = tuple(json.loads(instructions_json))
-    return instructions, decision_slots(instructions)
+    """Instructions and decision slots of a stored sketch; cached, do not modify.
+
+    Raises:
+        InvalidInputError: it is no list of instructions.
+    """
+    try:
+        instructions = json.loads(instructions_json)
+    except ValueError as exc:
+        raise InvalidInputError(f"not a sketch: {exc}") from exc
+    if not isinstance(instructions, list):
+        raise InvalidInputError("not a sketch: a list of instructions is expected")
+    for index, instruction in enumerate(instructions):
+        good = (
+            isinstance(instruction, list)
+            and len(instruction) == 4
+            and isinstance(instruction[0], str)
+            and instruction[0] != ""
+            and all(isinstance(part, list) for part in instruction[1:])
+            and all(isinstance(output, str) for output in instruction[3])
+        )
+        if not good:
+            raise malformed(index, instruction, "not [kind, inputs, attrs, outputs]")
+    return tuple(instructions), decision_slots(instructions)
 
 
 def split_trace(trace: Sequence[Any]) -> tuple[list[Instruction], dict[int, Any]]:

@@ -19,7 +19,7 @@ import orjson
 
 from storage import Program, Sketch, stable_id
 from tlp.errors import InvalidInputError
-from tlp.language.rows import sketch_rows
+from tlp.language.rows import sketch_nests
 from tlp.language.sketch import LANGUAGE, DecisionKind, DecisionSlot, from_trace, parse_sketch, split_trace
 
 # MetaSchedule writes 1e10 s for a program that failed to build or run; nothing runs for 30 years.
@@ -126,17 +126,7 @@ def _check_decision(slot: DecisionSlot, values: Sequence[int]) -> None:
 
 def check_sketch(sketch: Sketch) -> None:
     """Raise InvalidInputError if a primitive of a new sketch is malformed, so that no encoder could read it."""
-    for number, primitive in enumerate(parse_sketch(sketch.instructions_json)[0]):
-        good = (
-            len(primitive) == 4
-            and isinstance(primitive[0], str)
-            and primitive[0] != ""
-            and all(isinstance(part, list) for part in primitive[1:])
-            and all(isinstance(output, str) for output in primitive[3])
-        )
-        if not good:
-            raise InvalidInputError(f"instruction {number} is malformed: {orjson.dumps(primitive).decode():.80}")
-    sketch_rows(sketch)
+    sketch_nests(sketch)
 
 
 def block_names(trace: Any) -> list[str]:

@@ -150,6 +150,8 @@ def test_wrong_input_is_refused() -> None:
     assert encoder.encode(sketch, np.empty((0, 2), np.int32)).shape == (0, 25, 22)
     with pytest.raises(InvalidInputError, match=r"takes \(N, 2\) decisions"):
         encoder.encode(sketch, np.zeros((1, 3), np.int32))
+    with pytest.raises(InvalidInputError, match="takes other decisions"):
+        encoder.encode(Sketch.make("w", "ansor", sketch.instructions_json, 1), np.zeros((1, 1), np.int32))
     with pytest.raises(InvalidInputError, match="of language 'metaschedule'"):
         encoder.encode(Sketch.make("w", "metaschedule", "[]", 0), np.zeros((1, 0), np.int32))
     with pytest.raises(ModelFormatError, match="'ansor-0-cpu' is not one of this release's ansor-1-cpu, ansor-1-gpu"):

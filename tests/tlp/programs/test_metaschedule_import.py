@@ -327,6 +327,10 @@ def test_the_outermost_factor_of_a_loop_of_unknown_extent_is_open(tmp_path: Path
         (3, ["SamplePerfectTile", ["l4"], [None, 64], ["v5", "v6"]]),
         (3, ["SamplePerfectTile", ["l4"], [], ["v5", "v6"]]),
         (9, ["SampleCategorical", [], [3, []], ["v10"]]),
+        (9, ["SampleCategorical", [], [[0, {}], [0.5, 0.5]], ["v10"]]),
+        (9, ["SampleCategorical", [], [["x", 16], [0.5, 0.5]], ["v10"]]),
+        (3, ["SamplePerfectTile", ["l4"], [2**63, 64], ["v5", "v6"]]),
+        (4, ["Split", ["l4", -2, 8], [1, 0], ["l7", "l8"]]),
     ],
 )
 def test_malformed_primitives_are_skipped(tmp_path: Path, real: list[Any], number: int, instruction: Any) -> None:

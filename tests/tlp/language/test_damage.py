@@ -1,8 +1,9 @@
-"""A workload's arithmetic comes from databases other people wrote: what cannot be meant is refused, by name."""
+"""Arithmetic and sketches come from databases other people wrote: what cannot be meant is refused, by name."""
 
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,9 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from storage import Sketch
 from tlp.errors import InvalidInputError
 from tlp.language.arithmetic import arithmetic_of
 from tlp.language.encoder import MetaScheduleEncoder
+from tlp.language.rows import sketch_rows
+from tlp.language.sketch import parse_sketch
 from tlp.language.vocabulary import Vocabulary
 from tlp.training.synthetic import matmul_context, matmul_sketch
 
@@ -54,24 +58,54 @@ def test_what_is_none_is_named(key: str, value: Any) -> None:
         arithmetic_of("w", {"arithmetic": [BLOCK | {key: value}]})
 
 
-def test_damage_anywhere_is_refused_or_encodes_to_numbers() -> None:
+NONSENSE: tuple[Any, ...] = (None, 0, -5, "x", [], {}, [[]], 1.5, 10**400, float("nan"), float("inf"))
+
+
+def test_damaged_arithmetic_is_refused_or_encodes_to_numbers() -> None:
     """Every value of a workload's arithmetic, replaced by every kind of nonsense."""
     sketch = matmul_sketch("w", cache_write=False)
     whole = matmul_context(64, 64, 64)["arithmetic"]
-    nonsense: tuple[Any, ...] = (None, 0, -5, "x", [], {}, [[]], 1.5, 10**400, float("nan"), float("inf"))
-    read = 0
-    for path in _paths(whole):
-        for value in nonsense:
-            context = {"arithmetic": _replaced(whole, path, value)}
-            try:
-                rows = MetaScheduleEncoder(Vocabulary()).encode(
-                    replace(sketch, context=context), np.ones((1, sketch.decision_width), np.int64)
-                )
-            except InvalidInputError:
-                continue
-            assert np.isfinite(rows).all(), (path, value)
-            read += 1
-    assert read  # names and flags may be anything
+    damaged = (
+        replace(sketch, context={"arithmetic": _replaced(whole, path, value)})
+        for path in _paths(whole)
+        for value in NONSENSE
+    )
+    assert sum(map(_is_read, damaged))  # names and flags may be anything
+
+
+@pytest.mark.parametrize("cache_write", [False, True])
+def test_a_damaged_sketch_is_refused_or_encodes_to_numbers(cache_write: bool) -> None:
+    """Every value of a sketch, replaced by every kind of nonsense."""
+    sketch = replace(matmul_sketch("w", cache_write=cache_write), context=matmul_context(64, 64, 64))
+    whole = json.loads(sketch.instructions_json)
+    damaged = (
+        replace(sketch, instructions_json=json.dumps(_replaced(whole, path, value)))
+        for path in _paths(whole)
+        for value in NONSENSE
+    )
+    assert sum(map(_is_read, damaged))
+
+
+@pytest.mark.parametrize("text", ["nonsense", "{}", "5", "[5]", "null"])
+def test_a_sketch_that_is_none(text: str) -> None:
+    with pytest.raises(InvalidInputError, match=r"not a sketch|instruction 0 is malformed"):
+        parse_sketch(text)
+
+
+def test_a_sketch_whose_width_is_another() -> None:
+    sketch = matmul_sketch("w", cache_write=False)
+    with pytest.raises(InvalidInputError, match="takes other decisions"):
+        sketch_rows(replace(sketch, decision_width=3))
+
+
+def _is_read(sketch: Sketch) -> bool:
+    decisions = np.ones((1, sketch.decision_width), np.int64)
+    try:
+        rows = MetaScheduleEncoder(Vocabulary()).encode(sketch, decisions)
+    except InvalidInputError:
+        return False
+    assert np.isfinite(rows).all(), sketch
+    return True
 
 
 def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
