@@ -13,11 +13,12 @@ The *main block* is the one with the most work among those whose loops the sketc
 in its nest that are of one kind (spatial or reduction) and of one split depth: S S R S R S for a tiled matmul. Of a
 level everything *inside* it counts too (cumulative extents). All numbers are log2, unless they are flags or counts:
 
-    per level, innermost last      extent if spatial, extent if reduction, iterations inside, bytes touched inside;
+    per level, innermost last      extent if spatial, extent if reduction, iterations inside, bytes touched inside,
+                                   unrolling limit against the iterations inside;
                                    per access: elements touched, run along its last dimension, cache lines
-    vector                         of the innermost run of the output: how full vectors of 4, 8, 16 are, how many;
-                                   unrolling limit against the iterations inside, innermost level spatial, largest
-                                   power of two in the run, ones in its binary form, iterations beside it
+    vector                         of the innermost run of the output: how full vectors of 4, 8, 16 are, how many, how
+                                   many with the iterations beside the run; innermost level spatial, largest power of
+                                   two in the run, ones in its binary form, iterations beside it
     per loop of extent > 1, the    extent, reduction or not, per access the step from one iteration to the next
     3 innermost                    (log2(1 + elements))
     program                        unrolling limit, iterations, operations by kind, elements of each access, blocks,
@@ -25,7 +26,7 @@ level everything *inside* it counts too (cumulative extents). All numbers are lo
     per sampled compute location   there is one, root, inlined, block has a branch, work there against the main
     (3 at most)                    block's, elements, run, branch if inlined, branch × work
 
-K = 167 numbers; a program whose workload has no arithmetic has zeros.
+K = 174 numbers; a program whose workload has no arithmetic has zeros.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ from tlp.language.rows import Loop, sketch_nests, sketch_rows
 LEVELS = 6  # V
 ACCESSES = 4  # A
 LOCATIONS = 3
-LEVEL_WIDTH = 4 + 3 * ACCESSES
-VECTOR_WIDTH = 12
+LEVEL_WIDTH = 5 + 3 * ACCESSES
+VECTOR_WIDTH = 13
 LOOPS = 3
 LOOP_WIDTH = 2 + ACCESSES
 PROGRAM_WIDTH = 14
@@ -179,6 +180,7 @@ def fill_profile(plan: ProfilePlan, values: Array, decisions: npt.NDArray[Any]) 
         inside[:, level] = current
         out[(LEVELS - 1 - level) * LEVEL_WIDTH + (0 if spatial else 1)] = np.log2(trips)
     iterations = inside.prod(axis=0)  # (V, N)
+    unroll = np.log2(1.0 + _product(columns, *plan.unroll))
     spans = _spans(plan.coefficients, plan.limits, inside.reshape(plan.iterator_count, -1))
     logs = np.log2(spans)
     total = np.zeros(logs.shape[1])
@@ -194,11 +196,11 @@ def fill_profile(plan: ProfilePlan, values: Array, decisions: npt.NDArray[Any]) 
         rows[2] = np.log2(iterations[level])
         if footprints:
             rows[3] = np.log2(total[part])
+        rows[4] = unroll - rows[2]
         for i, numbers in enumerate(footprints):
-            rows[4 + i] = numbers[part]
-    unroll = np.log2(1.0 + _product(columns, *plan.unroll))
+            rows[5 + i] = numbers[part]
     run = spans[plan.dims[0][1] - 1, :n] if plan.dims and plan.levels else np.ones(n)
-    _fill_vector(out[VECTOR], run, iterations[0] if plan.levels else np.ones(n), unroll, plan)
+    _fill_vector(out[VECTOR], run, iterations[0] if plan.levels else np.ones(n), plan)
     _fill_loops(out[LOOP], plan, extents)
     out[PROGRAM.start] = unroll
     for i, located in enumerate(plan.located):
@@ -207,20 +209,19 @@ def fill_profile(plan: ProfilePlan, values: Array, decisions: npt.NDArray[Any]) 
     return np.ascontiguousarray(out.T)
 
 
-def _fill_vector(out: npt.NDArray[np.float32], run: Array, inside: Array, unroll: Array, plan: ProfilePlan) -> None:
-    """`(12, N)`: the innermost run of the output as vectors."""
+def _fill_vector(out: npt.NDArray[np.float32], run: Array, inside: Array, plan: ProfilePlan) -> None:
+    """`(13, N)`: the innermost run of the output as vectors."""
+    whole = run.astype(np.int64)
+    beside = inside / np.maximum(run, 1.0)
     for i, lanes in enumerate(LANES):
         vectors = np.ceil(run / lanes)
         out[i] = run / (lanes * vectors)
-        out[len(LANES) + i] = np.log2(vectors)
-    whole = run.astype(np.int64)
-    beside = inside / np.maximum(run, 1.0)
-    out[6] = unroll - np.log2(inside)
-    out[7] = bool(plan.levels and plan.levels[0][1])
-    out[8] = np.log2(np.gcd(whole, 64))
-    out[9] = np.bitwise_count(whole)
-    out[10] = np.log2(beside)
-    out[11] = np.log2(np.maximum(beside * np.ceil(run / LANES[1]), 1.0))
+        out[3 + i] = np.log2(vectors)
+        out[6 + i] = np.log2(np.maximum(beside * vectors, 1.0))
+    out[9] = bool(plan.levels and plan.levels[0][1])
+    out[10] = np.log2(np.gcd(whole, 64))
+    out[11] = np.bitwise_count(whole)
+    out[12] = np.log2(beside)
 
 
 def _fill_loops(out: npt.NDArray[np.float32], plan: ProfilePlan, extents: Array) -> None:

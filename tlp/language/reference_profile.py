@@ -36,8 +36,9 @@ def profile_reference(
     numbers: list[float] = []
     for place in range(LEVELS):
         from_inside = LEVELS - 1 - place
-        numbers += _level(levels, from_inside, main) if from_inside < len(levels) else [0.0] * (4 + 3 * ACCESSES)
-    numbers += _vector(levels, main, unroll)
+        known = from_inside < len(levels)
+        numbers += _level(levels, from_inside, main, unroll) if known else [0.0] * (5 + 3 * ACCESSES)
+    numbers += _vector(levels, main)
     numbers += _loops(loops, main)
     sizes = [math.log2(math.prod(access.shape)) for access in main.accesses[:ACCESSES]]
     numbers += [math.log2(1.0 + unroll), math.log2(math.prod(main.extents)), *map(float, main.operations)]
@@ -77,7 +78,7 @@ def _spans(access: Access, inside: list[float]) -> list[float]:
     return spans or [1.0]
 
 
-def _level(levels: list[list[tuple[int, int | None, float]]], at: int, main: Block) -> list[float]:
+def _level(levels: list[list[tuple[int, int | None, float]]], at: int, main: Block, unroll: float) -> list[float]:
     trips = math.log2(math.prod(extent for _, _, extent in levels[at]))
     spatial = not main.is_reduction[levels[at][0][0]]
     inside = _inside(levels, at + 1, main)
@@ -89,19 +90,19 @@ def _level(levels: list[list[tuple[int, int | None, float]]], at: int, main: Blo
         per_access += [math.log2(math.prod(spans)), math.log2(spans[-1]), math.log2(lines)]
         total += 64 * lines
     numbers = [trips if spatial else 0.0, 0.0 if spatial else trips, math.log2(math.prod(inside))]
-    numbers += [math.log2(total) if total else 0.0, *per_access]
-    return numbers + [0.0] * (4 + 3 * ACCESSES - len(numbers))
+    numbers += [math.log2(total) if total else 0.0, math.log2(1.0 + unroll) - numbers[2], *per_access]
+    return numbers + [0.0] * (5 + 3 * ACCESSES - len(numbers))
 
 
-def _vector(levels: list[list[tuple[int, int | None, float]]], main: Block, unroll: float) -> list[float]:
+def _vector(levels: list[list[tuple[int, int | None, float]]], main: Block) -> list[float]:
     inside = _inside(levels, 1, main)
     run = _spans(main.accesses[0], inside)[-1] if main.accesses else 1.0
     beside = math.prod(inside) / max(run, 1.0)
     numbers = [run / (lanes * math.ceil(run / lanes)) for lanes in (4, 8, 16)]
     numbers += [math.log2(math.ceil(run / lanes)) for lanes in (4, 8, 16)]
-    numbers += [math.log2(1.0 + unroll) - math.log2(math.prod(inside)), float(not main.is_reduction[levels[0][0][0]])]
-    numbers += [math.log2(math.gcd(int(run), 64)), float(int(run).bit_count()), math.log2(beside)]
-    return [*numbers, math.log2(max(beside * math.ceil(run / 8), 1.0))]
+    numbers += [math.log2(max(beside * math.ceil(run / lanes), 1.0)) for lanes in (4, 8, 16)]
+    numbers += [float(not main.is_reduction[levels[0][0][0]]), math.log2(math.gcd(int(run), 64))]
+    return [*numbers, float(int(run).bit_count()), math.log2(beside)]
 
 
 def _loops(loops: Nest, main: Block) -> list[float]:

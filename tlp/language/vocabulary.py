@@ -103,12 +103,12 @@ class Vocabulary:
         Raises:
             ModelFormatError: not of that form, or a name occurs twice.
         """
-        try:
-            kinds, words = tuple(map(str, value["kinds"])), tuple(map(str, value["words"]))
-        except (KeyError, TypeError) as exc:
+        lists = [value.get(key) for key in ("kinds", "words")]
+        if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in lists):
             raise ModelFormatError(
-                f"vocabulary.json needs the lists 'kinds' and 'words': {exc!r}", next_command="tlp train --from-scratch"
-            ) from exc
+                "vocabulary.json needs the lists 'kinds' and 'words', of texts", next_command="tlp train --from-scratch"
+            )
+        kinds, words = (tuple(names or ()) for names in lists)
         if len(set(kinds)) != len(kinds) or len(set(words)) != len(words):
             raise ModelFormatError(
                 "vocabulary.json holds a name twice, so its numbers are ambiguous",

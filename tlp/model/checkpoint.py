@@ -11,7 +11,7 @@ Nothing is pickled. Loading checks everything before a tensor is used.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,11 @@ class Manifest:
                 f"manifest.json is of format {value.get('format')!r}, this release reads format {FORMAT}",
                 next_command=_AGAIN,
             )
+        for key, fits in _MANIFEST_FORM.items():
+            if key in value and not fits(value[key]):
+                raise ModelFormatError(
+                    f"manifest.json does not fit this release: {key} is {value[key]!r:.80}", next_command=_AGAIN
+                )
         try:
             fields: dict[str, Any] = {
                 key: tuple(v) if key in ("heads", "holdout", "seeds") else v for key, v in value.items()
@@ -90,6 +95,46 @@ class Manifest:
             return Manifest(**fields)
         except TypeError as exc:
             raise ModelFormatError(f"manifest.json does not fit this release: {exc}", next_command=_AGAIN) from exc
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(fits, value))
+
+
+def _mapping_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, Mapping) and all(map(fits, value.values()))
+
+
+_MANIFEST_FORM: Mapping[str, Callable[[Any], bool]] = {
+    "family": _is_text,
+    "encoder_version": _is_text,
+    "heads": _list_of(_is_text),
+    "targets": _mapping_of(_is_mapping),
+    "samples": _mapping_of(_is_count),
+    "watermark": _is_count,
+    "holdout": _list_of(_is_text),
+    "strategy": _is_text,
+    "parent": lambda value: value is None or isinstance(value, str),
+    "seeds": _list_of(_is_count),
+    "metrics": _mapping_of(_is_number),
+    "curves": _mapping_of(_list_of(_is_number)),
+}
 
 
 @dataclass(frozen=True)

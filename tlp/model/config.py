@@ -99,9 +99,9 @@ class TLPConfig:
                 next_command="tlp train --from-scratch",
             )
         for key, default in known.items():
-            if not isinstance(value[key], (int, float) if isinstance(default, float) else type(default)):
+            if not _fits(value[key], default, str if key == "heads" else int):
                 raise ModelFormatError(
-                    f"config.json: {key} is {value[key]!r}, expected {type(default).__name__}",
+                    f"config.json: {key} is {value[key]!r:.80}, expected {type(default).__name__}",
                     next_command="tlp train --from-scratch",
                 )
         fields: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in value.items()}
@@ -109,3 +109,15 @@ class TLPConfig:
             return TLPConfig(**fields)
         except InvalidInputError as exc:
             raise ModelFormatError(f"config.json: {exc.message}", next_command="tlp train --from-scratch") from exc
+
+
+_LARGEST = 1 << 20  # of anything that is counted; torch takes numbers beyond its integers badly
+
+
+def _fits(value: Any, default: Any, element: type) -> bool:
+    """Whether a value of config.json is of the type of its default."""
+    if isinstance(default, list):
+        return isinstance(value, list) and all(_fits(item, element(), element) for item in value)
+    if isinstance(default, float):
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return type(value) is type(default) and (not isinstance(value, int) or abs(value) <= _LARGEST)
