@@ -106,7 +106,7 @@ def edit_weights(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], No
         (edit(MANIFEST, lambda m: m.update(heads=["x"])), "heads is"),
         (edit(MANIFEST, lambda m: m.update(format=99)), "format 99, this release reads format 1"),
         (edit(MANIFEST, lambda m: m.pop("watermark")), "manifest.json does not fit"),
-        (edit(MANIFEST, lambda m: m.update(watermark="x")), "manifest.json does not fit this release: watermark is 'x'"),
+        (edit(MANIFEST, lambda m: m.update(watermark="x")), "does not fit this release: watermark is 'x'"),
         (edit(MANIFEST, lambda m: m.update(samples={"x86-64-v2": None})), "samples is"),
         (edit(MANIFEST, lambda m: m.update(targets=[])), "targets is"),
         (edit(MANIFEST, lambda m: m.update(curves={"train_loss": "x"})), "curves is"),
