@@ -49,7 +49,7 @@ class Variant:
         encoder: encoder version.
         config: the network.
         options: of training.
-        ensemble: score with the sum of all seeds' models.
+        ensemble: a further row for the sum of the scores of all seeds' models.
         alone: one model per device.
     """
 
@@ -80,7 +80,7 @@ VARIANTS = {
     ),
     "no-profile": Variant("… trunk 128, dropout, weight decay, 8 lists a step", FIRST_ENCODER_VERSION),
     "one-bin": Variant("… profile, numbers scaled (one bin)", config=replace(BASE, profile_bins=1)),
-    "shipped": Variant("… profile over 8 bins: as shipped"),
+    "shipped": Variant("… profile over 8 bins: as shipped", ensemble=True),
     "bins-16": Variant("shipped, 16 bins", config=replace(BASE, profile_bins=16)),
     "listnet": Variant("shipped, ListNet", options=TrainOptions(loss="list_net")),
     "dropout-0": Variant("shipped, no dropout", config=replace(BASE, dropout=0.0)),
@@ -89,7 +89,6 @@ VARIANTS = {
     "epochs-32": Variant("shipped, 32 epochs", options=TrainOptions(epochs=32)),
     "lr-1e-3": Variant("shipped, learning rate 1e-3", options=TrainOptions(learning_rate=1e-3)),
     "alone": Variant("shipped, one model per device (TLP)", alone=True),
-    "ensemble": Variant("shipped, scores of all seeds added", ensemble=True),
 }
 
 
@@ -135,24 +134,35 @@ def splits(store: MemoryStore, folds: int) -> Iterator[tuple[list[str], list[str
         yield [*names[k::folds], *marked], names[k::folds]
 
 
-def run(store: MemoryStore, name: str, folds: int, seeds: int, say: Callable[[str], None]) -> dict[str, Any]:
+def run(store: MemoryStore, name: str, folds: int, seeds: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """One variant: per device top-1 and top-5, means over folds and seeds."""
     variant = VARIANTS[name]
     began = time.monotonic()
     by_seed: dict[int, list[dict[str, tuple[float, float]]]] = {}
+    summed: dict[int, list[dict[str, tuple[float, float]]]] = {0: []}
     for held, scored in splits(store, folds):
         groups = [(d,) for d in DEVICES] if variant.alone else [DEVICES]
         sets = [data(store, variant, held, group) for group in groups]
         models = {seed: [train(variant, dataset, seed) for dataset in sets] for seed in range(seeds)}
+        scorers = {seed: [CheckpointScorer(model) for model in found] for seed, found in models.items()}
         if variant.ensemble:
-            scorers: dict[int, list[Scorer]] = {0: [Sum([CheckpointScorer(m[0]) for m in models.values()])]}
-        else:
-            scorers = {seed: [CheckpointScorer(model) for model in found] for seed, found in models.items()}
+            summed[0].append(score(store, Sum([found[0] for found in scorers.values()]), scored))
         for seed, found in scorers.items():
             row: dict[str, tuple[float, float]] = {}
             for scorer, group in zip(found, groups, strict=True):
                 row |= score(store, scorer, scored, group)
             by_seed.setdefault(seed, []).append(row)
+    facts = {"folds": folds, "seeds": seeds, "seconds": time.monotonic() - began}
+    results = [summary(name, variant.what, by_seed) | facts]
+    if variant.ensemble:
+        results.append(summary(f"{name}-ensemble", "shipped, scores of all seeds added", summed) | facts)
+    for result in results:
+        say(line(result))
+    return results
+
+
+def summary(name: str, what: str, by_seed: dict[int, list[dict[str, tuple[float, float]]]]) -> dict[str, Any]:
+    """Means over folds and seeds, and the spread between seeds."""
     devices = {
         device: tuple(statistics.fmean(row[device][k] for rows in by_seed.values() for row in rows) for k in range(2))
         for device in DEVICES
@@ -161,19 +171,14 @@ def run(store: MemoryStore, name: str, folds: int, seeds: int, say: Callable[[st
         [statistics.fmean(row[device][k] for row in rows for device in DEVICES) for k in range(2)]
         for rows in by_seed.values()
     ]
-    result = {
+    return {
         "variant": name,
-        "what": variant.what,
+        "what": what,
         "devices": devices,
         "top1": statistics.fmean(s[0] for s in per_seed),
         "top5": statistics.fmean(s[1] for s in per_seed),
         "top1_sd": statistics.stdev(s[0] for s in per_seed) if len(per_seed) > 1 else 0.0,
-        "folds": folds,
-        "seeds": seeds,
-        "seconds": time.monotonic() - began,
     }
-    say(line(result))
-    return result
 
 
 def line(result: dict[str, Any]) -> str:
@@ -266,10 +271,11 @@ def main() -> None:
         results = small(store, args.seeds, say)
     else:
         for name in args.variants.split(","):
-            results.append(run(store, name, 0 if args.holdout else args.folds, args.seeds, say))
+            found = run(store, name, 0 if args.holdout else args.folds, args.seeds, say)
+            results += found
             if args.out:
                 with args.out.open("a") as stream:
-                    stream.write(json.dumps(results[-1]) + "\n")
+                    stream.writelines(json.dumps(result) + "\n" for result in found)
     if args.json:
         print(json.dumps({"results": results}))
 
