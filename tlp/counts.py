@@ -1,9 +1,10 @@
-"""The one rule for how many programs may be asked for: quotas, samples, trials."""
+"""How many programs may be asked for (quotas, samples, trials), and how to ask for more."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from storage import Device
 from tlp.errors import InvalidInputError
 
 MAX_PROGRAMS: Final = 10**9
@@ -24,3 +25,10 @@ def validate_count(what: str, value: int, *, next_command: str) -> int:
     if 1 <= value <= MAX_PROGRAMS:
         return value
     raise InvalidInputError(f"{what} is {value}, it must be from 1 to {MAX_PROGRAMS}", next_command=next_command)
+
+
+def more_samples(device: Device, samples: int) -> str:
+    """The command that gets a device more samples: a platform of a data set has no hardware to measure on."""
+    if device.endpoint.get("kind") == "dataset":
+        return "tlp import --help"
+    return f"tlp measure {device.name} --samples {samples}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage import Device, MeasurementStore
+from tlp.counts import more_samples
 from tlp.errors import InvalidInputError, ModelFormatError, NotFoundError
 from tlp.settings import Settings
 
@@ -101,7 +102,7 @@ def evaluate_version(
     if not results:
         raise InvalidInputError(
             "no held-out network has measured programs, at least two per task are needed",
-            next_command=f"tlp measure {measured[0].name} --samples 200",
+            next_command=more_samples(measured[0], 200),
         )
     report["devices"] = {
         device: with_intervals(predictors, reference=PREDICTOR, seed=settings.seed)

@@ -11,6 +11,7 @@ from typing import Any
 import polars as pl
 
 from storage import MeasurementState, MeasurementStore
+from tlp.counts import more_samples
 from tlp.errors import InvalidInputError
 from tlp.programs._tvm import map_tvm_errors
 from tlp.programs.metaschedule_files import RECORDS, WORKLOADS
@@ -75,7 +76,7 @@ def export_metaschedule(
     if not best:
         raise InvalidInputError(
             f"nothing to export: no program of these {len(ids)} subgraphs ran on {device}",
-            next_command=f"tlp measure {device} --samples 100",
+            next_command=more_samples(row, 100),
         )
     sketches = {s.sketch_id: s for s in store.get_sketches(sorted({r["sketch_id"] for r in best}))}
     repeats = _repeats(store, device, [r["program_id"] for r in best])
@@ -110,7 +111,7 @@ def export_metaschedule(
             if not records:
                 raise InvalidInputError(
                     f"nothing to export: none of {len(best)} program(s) can be built, the first because {skipped[0]}",
-                    next_command=f"tlp measure {device} --samples 100",
+                    next_command=more_samples(row, 100),
                 )
             # Records without their workloads would be read as others': they go first and come last.
             (folder / RECORDS).unlink(missing_ok=True)

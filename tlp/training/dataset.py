@@ -26,6 +26,7 @@ import numpy.typing as npt
 import polars as pl
 
 from storage import Device, MeasurementStore, Sketch, Workload
+from tlp.counts import more_samples
 from tlp.errors import InvalidInputError
 from tlp.language.vocabulary import Vocabulary
 from tlp.model import encoders
@@ -181,7 +182,7 @@ def build_dataset(
     if programs.height == 0:
         raise InvalidInputError(
             f"there is nothing to train on: {', '.join(devices)} have no samples outside the held-out workloads",
-            next_command=f"tlp measure {devices[0] if devices else 'DEVICE'} --samples 500",
+            next_command=more_samples(rows[0], 500) if rows else "tlp device list",
         )
     used = programs["sketch_id"].unique().sort().to_list()
     kept = tuple(sketches[sketch_id] for sketch_id in used)
@@ -206,7 +207,7 @@ def build_dataset(
     if int((groups[:, 1] - groups[:, 0]).max()) < 2:
         raise InvalidInputError(
             "there is nothing to rank: no workload has two different programs",
-            next_command=f"tlp measure {devices[0]} --samples 500",
+            next_command=more_samples(rows[0], 500),
         )
     return Dataset(
         devices=tuple(rows),
