@@ -64,13 +64,13 @@ class Variant:
 PLAIN = TrainOptions(batch_lists=4, weight_decay=1e-6)
 VARIANTS = {
     "paper": Variant(
-        "the paper's encoding, network and learning rate",
+        "the paper's encoding, network, loss and training",
         PAPER_ENCODER_VERSION,
         replace(TLPConfig.paper(()), heads=()),
-        replace(PLAIN, learning_rate=7e-4),
+        TrainOptions.paper(),
     ),
     "paper-log": Variant(
-        "… log2 numbers, nests, mask, token table",
+        "… log2 numbers, nests, mask, token table, LambdaRank per workload, 16 epochs",
         FIRST_ENCODER_VERSION,
         replace(BASE, dims=OLD_DIMS, dropout=0.0),
         replace(PLAIN, learning_rate=7e-4),

@@ -68,4 +68,13 @@ def list_net(scores: Tensor, labels: Tensor, mask: Tensor, temperature: float = 
     return per_group.sum() / counts.sum().clamp_min(1)
 
 
-LOSSES: dict[str, Loss] = {"lambda_rank": lambda_rank, "list_net": list_net}
+def lambda_rank_paper(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    """`lambda_rank` with the gain that the paper's code has, 2^y − 1."""
+    return lambda_rank(scores, labels, mask, gain=1.0)
+
+
+LOSSES: dict[str, Loss] = {
+    "lambda_rank": lambda_rank,
+    "list_net": list_net,
+    "lambda_rank_paper": lambda_rank_paper,
+}

@@ -34,7 +34,6 @@ from tlp.training.dropout import OwnDropout
 MAX_LIST = 64
 MAX_WATCHED = 4096  # programs of a watched workload that are scored after each epoch
 WARMUP = 0.05  # part of all steps in which the rate grows to its full value
-GRADIENT_CLIP = 1.0  # the paper: 0.5
 OnEpoch = Callable[["EpochReport"], None]
 IntArray = npt.NDArray[np.int64]
 
@@ -52,6 +51,9 @@ class TrainOptions:
         seed: of initial weights, order and dropout.
         threads: threads to use, 0: as many as torch would.
         torch_device: where to compute.
+        clip: largest norm of the gradient (paper: 0.5).
+        falling_rate: warm up, then fall along a cosine; else constant.
+        mix_workloads: rank all programs of a step against each other, as the paper's code does.
     """
 
     epochs: int = 16
@@ -62,6 +64,26 @@ class TrainOptions:
     seed: int = 0
     threads: int = 0
     torch_device: str = "cpu"
+    clip: float = 1.0
+    falling_rate: bool = True
+    mix_workloads: bool = False
+
+    @staticmethod
+    def paper() -> TrainOptions:
+        """As the paper's code (`mtl_tlp_train.py`) trains, for comparison.
+
+        About 1,024 programs a step, all of a device ranked against each other whatever their workload; constant rate.
+        """
+        return TrainOptions(
+            epochs=50,
+            batch_lists=16,
+            learning_rate=7e-4,
+            weight_decay=1e-6,
+            loss="lambda_rank_paper",
+            clip=0.5,
+            falling_rate=False,
+            mix_workloads=True,
+        )
 
     @staticmethod
     def from_settings(settings: Settings) -> TrainOptions:
@@ -154,9 +176,13 @@ class TrainingRun:
         )
         groups = dataset.groups[dataset.training_groups]
         steps = options.epochs * math.ceil(_list_count(groups) / options.batch_lists)
-        self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimiser, lambda step: _rate(step, steps))
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(
+            self._optimiser, lambda step: _rate(step, steps) if options.falling_rate else 1.0
+        )
+        self._options = options
         threads = options.threads or torch.get_num_threads()
-        self._shards = Shards(threads, options.batch_lists if device.type == "cpu" else 1)
+        whole = device.type != "cpu" or options.mix_workloads
+        self._shards = Shards(threads, 1 if whole else options.batch_lists)
         self._seeds = np.random.default_rng(options.seed) if device.type == "cpu" else None
 
     def open(self) -> AbstractContextManager[object]:
@@ -172,7 +198,7 @@ class TrainingRun:
 
         def work(number: int) -> tuple[Tensor, tuple[Tensor, ...]]:
             with nullcontext() if seed is None else OwnDropout(seed + number):
-                ranked = self._source.lists(self.network, parts[number])
+                ranked = self._source.lists(self.network, parts[number], mix=self._options.mix_workloads)
             # A part's loss is the mean over its rankings; weighted so, the parts' sum is the mean over all.
             loss = self._loss(*ranked) * (rankings[number] / total)
             return loss.detach(), torch.autograd.grad(loss, self._parameters)
@@ -180,7 +206,7 @@ class TrainingRun:
         done = self._shards.map(work, range(len(parts)))
         for parameter, *gradients in zip(self._parameters, *(gradients for _, gradients in done), strict=True):
             parameter.grad = gradients[0] if len(gradients) == 1 else torch.stack(gradients).sum(dim=0)
-        torch.nn.utils.clip_grad_norm_(self._parameters, GRADIENT_CLIP)
+        torch.nn.utils.clip_grad_norm_(self._parameters, self._options.clip)
         self._optimiser.step()
         self._schedule.step()
         return done[0][0] if len(done) == 1 else torch.stack([loss for loss, _ in done]).sum()
@@ -252,8 +278,8 @@ class _Source:
             return self.features[torch.from_numpy(programs).to(self.device)]
         return torch.from_numpy(self.dataset.features(programs)).to(self.device)
 
-    def lists(self, network: MTLTLP, lists: list[IntArray]) -> tuple[Tensor, Tensor, Tensor]:
-        """Scores, labels and mask of some lists, each `(G·H, N)`."""
+    def lists(self, network: MTLTLP, lists: list[IntArray], *, mix: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores, labels and mask of some lists, each `(G·H, N)`; mixed: `(H, G·N)`, one ranking per head."""
         programs = np.concatenate(lists)  # (B,)
         scores = network(self.encoded(programs))  # (B, H)
         labels = self.labels[torch.from_numpy(programs).to(self.device)]
@@ -264,6 +290,8 @@ class _Source:
         def padded(values: Tensor, empty: float) -> Tensor:
             flat = torch.full((len(lists) * N, H), empty, device=self.device, dtype=values.dtype)
             flat = flat.index_copy(0, index, values)
+            if mix:
+                return flat.t()  # (H, G·N)
             return flat.view(len(lists), N, H).transpose(1, 2).reshape(-1, N)  # (G·H, N)
 
         wanted = padded(labels, math.nan)

@@ -16,7 +16,7 @@ from tlp.training import trainer
 from tlp.training.dataset import Dataset
 from tlp.training.dropout import OwnDropout
 from tlp.training.strategy import JointStrategy, warm_start
-from tlp.training.trainer import EpochReport, TrainingRun, TrainOptions
+from tlp.training.trainer import EpochReport, TrainingRun, TrainOptions, _Source
 
 SMALL = TLPConfig(heads=(), words=64, dims=(16, 32), attention_heads=4, head_dims=(16,))
 TORCH_DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.cuda)] if torch.cuda.is_available() else [])]
@@ -189,3 +189,21 @@ def test_dropout_draws_from_its_own_numbers() -> None:
     one.sum().backward()
     assert x.grad is not None
     torch.testing.assert_close(x.grad, (~dropped).float() / 0.9)
+
+
+def test_the_papers_loss_ranks_all_programs_of_a_step_against_each_other(dataset: Dataset) -> None:
+    torch.manual_seed(0)
+    network = MTLTLP(TLPConfig(dataset.device_names, dims=(8, 8), attention_heads=2, head_dims=(8,))).eval()
+    lists = [np.arange(start, stop) for start, stop in dataset.groups[:3]]
+    source = _Source(dataset, torch.device("cpu"))
+    scores, labels, mask = source.lists(network, lists, mix=True)
+    assert scores.shape[0] == len(dataset.devices) and mask.sum() == len(dataset.devices) * sum(map(len, lists))
+    programs = np.concatenate(lists)
+    with torch.no_grad():
+        want = network(torch.from_numpy(dataset.features(programs)))
+    for head in range(len(dataset.devices)):
+        torch.testing.assert_close(scores[head][mask[head]], want[:, head])
+        np.testing.assert_array_equal(labels[head][mask[head]].numpy(), dataset.labels[programs, head])
+    run = TrainingRun(network, dataset, dataclasses.replace(TrainOptions.paper(), epochs=1))
+    with run.open():
+        assert float(run.step(lists)) > 0.0
