@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from storage.errors import InvalidInputError, NotFoundError
 from storage.names import validate_name
 
 _Row = TypeVar("_Row")
+_FAMILY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # becomes a part of a model's name and of a file's
 _FIRST = {"device": "tlp device enroll this-cpu", "network": "tlp network add resnet_18 --builtin resnet_18"}
 
 
@@ -29,7 +31,9 @@ def not_found(what: str, name: str, existing: Iterable[str], next_command: str |
 
 
 def json_text(what: str, value: Mapping[str, Any]) -> str:
-    """Canonical JSON. Raises InvalidInputError for what JSON cannot hold (NaN included)."""
+    """Canonical JSON. Raises InvalidInputError for what JSON cannot hold (NaN included) and for what is no object."""
+    if not isinstance(value, Mapping):
+        raise InvalidInputError(f"{what} is not a JSON object: {value!r:.40}")
     try:
         return canonical_json(value)
     except (TypeError, ValueError) as exc:
@@ -64,8 +68,8 @@ def checked_device(device: Device) -> Device:
     validate_name("device", device.name)
     if device.min_samples < 1:
         raise InvalidInputError(f"device {device.name} has min_samples {device.min_samples}; at least 1")
-    if not device.family:
-        raise InvalidInputError(f"device {device.name} has no ISA family")
+    if not _FAMILY.fullmatch(device.family):
+        raise InvalidInputError(f"device {device.name} has no ISA family, {device.family!r} is none")
     return replace(
         device,
         target=json_value(json_text(f"target of device {device.name}", device.target)),

@@ -59,6 +59,8 @@ class CatalogContract:
             {"name": "-a"},
             {"min_samples": 0},
             {"family": ""},
+            {"family": "../x"},
+            {"target": ["llvm"]},
             {"facts": {"x": math.nan}},
             {"enrolled_at": datetime(2026, 1, 1)},
         ],
