@@ -58,8 +58,8 @@ class Settings(BaseSettings):
     measure_batch: int = Field(32, ge=1, description="Programs per batch; a batch is committed in one transaction.")
 
     # -- training
-    seed: int = Field(0, ge=0, description="Seed of samplers, training and bootstrap.")
-    torch_threads: int = Field(0, ge=0, description="Threads torch may use; 0: one per physical core.")
+    seed: int = Field(0, ge=0, lt=1 << 31, description="Seed of samplers, training and bootstrap.")
+    torch_threads: int = Field(0, ge=0, le=1024, description="Threads torch may use; 0: one per physical core.")
     torch_device: str = Field("cpu", description="torch device for training and scoring, e.g. cpu or cuda.")
     train_epochs: int = Field(16, ge=1, description="Passes over the snapshot in one training.")
     train_batch_groups: int = Field(8, ge=1, description="Workloads (lists of up to 64 programs) per optimiser step.")

@@ -23,6 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tlp.errors import InvalidInputError
 from tlp.model.device import open_device
 from tlp.model.losses import LOSSES
 from tlp.model.network import MTLTLP
@@ -130,7 +131,7 @@ def fit(network: MTLTLP, dataset: Dataset, options: TrainOptions, on_epoch: OnEp
         One report per epoch. The network is left in evaluation mode.
 
     Raises:
-        InvalidInputError: no such torch device here.
+        InvalidInputError: no such torch device here; the training diverged.
     """
     set_threads(options.threads)
     torch.manual_seed(options.seed)
@@ -148,8 +149,20 @@ def fit(network: MTLTLP, dataset: Dataset, options: TrainOptions, on_epoch: OnEp
             reports.append(report)
             if on_epoch is not None:
                 on_epoch(report)
+            if not math.isfinite(loss):
+                raise _diverged(options, f"the loss of epoch {epoch} is {loss}")
+    if not all(bool(torch.isfinite(value).all()) for value in network.state_dict().values()):
+        raise _diverged(options, "the last step left weights that are not finite")
     network.eval().to("cpu")
     return reports
+
+
+def _diverged(options: TrainOptions, what: str) -> InvalidInputError:
+    rate = options.learning_rate
+    return InvalidInputError(
+        f"the training diverged at learning rate {rate:g}: {what}",
+        next_command=f"TLP_TRAIN_LEARNING_RATE={rate / 10:g} tlp train",
+    )
 
 
 class TrainingRun:

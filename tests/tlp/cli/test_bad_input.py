@@ -122,10 +122,14 @@ def test_a_store_that_is_no_store(tlp, home):
     refused(tlp("status"), 4, "store.duckdb")
 
 
-def test_settings_that_are_not_acceptable(tlp, monkeypatch):
-    monkeypatch.setenv("TLP_MEASURE_BATCH", "many")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("TLP_MEASURE_BATCH", "many"), ("TLP_SEED", "99999999999999999999"), ("TLP_TORCH_THREADS", "99999")],
+)
+def test_settings_that_are_not_acceptable(tlp, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
     get_settings.cache_clear()
-    refused(tlp("status"), 2, "TLP_MEASURE_BATCH", "many")
+    refused(tlp("status"), 2, name, value)
 
 
 def test_errors_are_json_with_json(tlp):

@@ -96,6 +96,13 @@ def test_training_learns_and_reports(dataset: Dataset) -> None:
     assert manifest.samples == dataset.samples and manifest.holdout == ("held",)
 
 
+def test_a_training_that_diverges_makes_no_model(dataset: Dataset) -> None:
+    options = TrainOptions(epochs=2, threads=1, learning_rate=1e9)
+    with pytest.raises(InvalidInputError, match=r"diverged at learning rate 1e\+09: the loss of epoch") as caught:
+        JointStrategy().train(dataset, options)
+    assert caught.value.next_command == "TLP_TRAIN_LEARNING_RATE=1e+08 tlp train"
+
+
 def test_large_groups_are_dealt_into_lists_and_seen_once() -> None:
     groups = np.array([[0, 5], [5, 155], [155, 156]])
     order = np.random.default_rng(0)
