@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from storage import DeviceState, MeasurementStore, RunKind
 from tlp import runs
 from tlp.counts import validate_count
-from tlp.errors import AllFailedError, InvalidInputError, NotFoundError, UserError
+from tlp.errors import AllFailedError, InvalidInputError, ModelFormatError, NotFoundError, TlpError, UserError
 from tlp.measure.endpoint import open_runner, require_measurable
 from tlp.report.progress import say, track
 from tlp.settings import Settings
@@ -178,6 +178,8 @@ def retrain(
 ) -> dict[str, Any]:
     """Train what is due, evaluate, register, and promote what passes the gate; one training per family at most.
 
+    A family that cannot be trained does not keep the others from it: its error is raised when they are through.
+
     Args:
         store: the store; its newest sample is the snapshot.
         settings: training, gate, registry.
@@ -206,11 +208,18 @@ def retrain(
     decisions: list[dict[str, Any]] = []
     keys: dict[str, str] = {}  # device → what its model is registered under: its family, and its language if Ansor's
     chosen: dict[str, str] = {}  # key → device to train for
+    failed: dict[str, TlpError] = {}  # key → why it cannot be trained
     for name in names:
         family = store.get_device(name).family
         key = keys[name] = training.model_key(family, training.training_language(store, name))
+        if key in failed:
+            continue
         if key not in champions:
-            found = None if from_scratch else training.load_champion(registry, key)
+            try:
+                found = None if from_scratch else training.load_champion(registry, key)
+            except ModelFormatError as exc:
+                failed[key] = exc
+                continue
             champions[key] = found[1].manifest if found else None
             if found and not dry_run:  # a process killed after its promotion had no time to say so
                 waiting = [
@@ -225,12 +234,19 @@ def retrain(
             chosen.setdefault(key, name)
     reports: list[dict[str, Any]] = []
     for key in dict.fromkeys(keys.values()):
+        if key in failed:
+            continue
         if key in chosen and not dry_run:
-            reports.append(_train_model(store, settings, registry, key, chosen[key], from_scratch, force))
+            try:
+                reports.append(_train_model(store, settings, registry, key, chosen[key], from_scratch, force))
+            except (UserError, ModelFormatError) as exc:
+                failed[key] = exc
         else:
             why = "; ".join(row["reason"] for row in decisions if keys[row["device"]] == key)
             prefix = "would train: " if key in chosen else "nothing to do: "
             reports.append(_not_trained(registry.model_name(key), prefix + why))
+    if failed:
+        raise next(iter(failed.values()))
     return reports[0] | {"decisions": decisions, "others": reports[1:]}
 
 

@@ -22,7 +22,7 @@ from storage import (
     RunKind,
 )
 from tlp import pipeline
-from tlp.errors import InvalidInputError, ModelFormatError, NotFoundError
+from tlp.errors import BusyError, InvalidInputError, ModelFormatError, NotFoundError
 from tlp.evaluation import evaluate_version
 from tlp.language.ansor_encoder import LAYOUTS, AnsorEncoder
 from tlp.language.vocabulary import Vocabulary
@@ -199,6 +199,31 @@ def test_the_whole_step_with_a_real_registry(ansor: MemoryStore, mlflow_settings
             assert registry.resolve(model_key("x86_64", ANSOR)).version == 1
         with pytest.raises(NotFoundError):
             open_provider(ref, ansor.get_device("logged"), settings, registry).refresh()
+
+
+def test_a_family_that_cannot_be_trained_does_not_keep_the_others_from_it(
+    ansor: MemoryStore, mlflow_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nightly, one unreadable champion and one busy family; both used to end the run before the family that works."""
+    trained: list[str] = []
+
+    def load(_registry: Registry, key: str) -> None:
+        if key == "ansor-x86_64":
+            raise ModelFormatError("weights are damaged")
+
+    def train(_store: object, _settings: object, _registry: object, key: str, *_: object) -> dict[str, object]:
+        trained.append(key)
+        if key == "ansor-cuda":
+            raise BusyError("is being trained")
+        return {"model": key}
+
+    monkeypatch.setattr("tlp.training.retrain.load_champion", load)
+    monkeypatch.setattr("tlp.pipeline._train_model", train)
+    for row in ansor.list_devices():
+        assert row.endpoint == {"kind": "dataset"}  # so that all of them count
+    with pytest.raises(ModelFormatError, match="weights are damaged"):
+        pipeline.retrain(ansor, mlflow_settings, force=True)
+    assert sorted(trained) == ["ansor-cuda", "x86_64"]
 
 
 def test_a_decision_says_what_becomes_of_the_languages(quick: Settings, tmp_path: Path) -> None:
