@@ -27,6 +27,7 @@ class TLPConfig:
         mask_padding: leave padding rows out of attention and sum. The paper sums over them.
         token_table: look tokens up in a table. The paper feeds the token's number to the first layer.
         dropout: probability used in training, after the embedding and in the residual blocks.
+        common_head: add the scores of a head that all devices share to each device's own.
         profile_bins: Q, bins of each number of the profile, for encoders that have one.
     """
 
@@ -43,6 +44,7 @@ class TLPConfig:
     token_table: bool = True
     dropout: float = 0.1
     profile_bins: int = 8
+    common_head: bool = True
 
     def __post_init__(self) -> None:
         sizes = {"length": self.length, "width": self.width, "words": self.words, "heads": self.attention_heads}
@@ -68,6 +70,7 @@ class TLPConfig:
             mask_padding=False,
             token_table=False,
             dropout=0.0,
+            common_head=False,
         )
 
     @property

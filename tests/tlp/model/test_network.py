@@ -102,6 +102,11 @@ def reference(network: MTLTLP, x: Tensor) -> Tensor:
                 for layer in head_layers:
                     value = value.clamp_min(0.0) if isinstance(layer, nn.ReLU) else linear(layer, value)
                 scores[b, column] += value[0]
+                if network.common is not None:
+                    value = h
+                    for layer in network.common:
+                        value = value.clamp_min(0.0) if isinstance(layer, nn.ReLU) else linear(layer, value)
+                    scores[b, column] += value[0]
     return scores
 
 
@@ -120,6 +125,8 @@ def test_equals_the_reference(config: TLPConfig) -> None:
     network = MTLTLP(config).eval()
     x = random_programs(6, config)
     network.calibrate(random_programs(40, config, seed=1))
+    for head in network.heads:  # heads that add nothing yet would hide a mistake
+        nn.init.normal_(head[-1].weight)
     with torch.no_grad():
         torch.testing.assert_close(network(x), reference(network, x), rtol=1e-4, atol=1e-5)
 
