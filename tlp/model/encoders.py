@@ -1,7 +1,7 @@
 """The encoders of both schedule languages behind one door.
 
     version                                     language        encoder
-    metaschedule-1, metaschedule-1-paper, …     metaschedule    `tlp.language.encoder.MetaScheduleEncoder`
+    metaschedule-2, metaschedule-1, …           metaschedule    `tlp.language.encoder.MetaScheduleEncoder`
     ansor-1-cpu, ansor-1-gpu                    ansor           `tlp.language.ansor_encoder.AnsorEncoder`
 
 A version's language is what stands before its first hyphen. Imports no torch.
@@ -96,6 +96,11 @@ def grow_vocabulary(language: str, vocabulary: Vocabulary, sketches: Iterable[Sk
     """The vocabulary with what the sketches use appended."""
     grow = ansor_encoder.grow_vocabulary if language == ANSOR else encoder.grow_vocabulary
     return grow(vocabulary, sketches)
+
+
+def has_profile(version: str) -> bool:
+    """Whether an encoder version writes the profile of a program, which needs its workload's arithmetic."""
+    return version in encoder.LAYOUTS and encoder.LAYOUTS[version].profile_rows > 0
 
 
 def unresolved_names(made: Encoder) -> Sequence[str]:

@@ -90,7 +90,7 @@ class Reader:
             raise NotFoundError(f"{model} has no version yet", next_command="tlp train")
         raise NotFoundError(
             f"{model} has no alias {ref!r}; its versions are {', '.join(str(v.version) for v in versions)}",
-            next_command=f"tlp model promote {versions[0].version}" if ref == CHAMPION else "tlp model list",
+            next_command="tlp model list",
         )
 
 

@@ -33,12 +33,12 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from storage import MeasurementStore, Sketch, Workload
+from storage import MeasurementStore, Sketch
 from tlp.errors import ModelFormatError
 from tlp.language.vocabulary import Vocabulary
 from tlp.model.encoders import Encoder, grow_vocabulary, language_of, make_encoder, new_vocabulary, unresolved_names
 from tlp.report.progress import say
-from tlp.training.snapshot import IntArray, Snapshot, Touched, padded, workloads_of
+from tlp.training.snapshot import IntArray, Snapshot, Touched, padded
 
 FORMAT = 1
 MANIFEST = "current.json"
@@ -47,9 +47,7 @@ MAX_SEGMENTS = 24  # more than these are written anew as one
 LOCK_TIMEOUT_S = 600.0
 
 #: Encoder, sketches, their workloads, `(N,)` places in these, `(N, D)` decisions → `(N,)` hashes of the encoded rows.
-HashRows = Callable[
-    [Encoder, Sequence[Sketch], Sequence[Workload], npt.NDArray[np.int64], IntArray], npt.NDArray[np.uint64]
-]
+HashRows = Callable[[Encoder, Sequence[Sketch], npt.NDArray[np.int64], IntArray], npt.NDArray[np.uint64]]
 
 _PROGRAM_SCHEMA = {"program_id": pl.String(), "sketch": pl.Int32(), "hash": pl.UInt64()}
 _SAMPLE_SCHEMA = {"program": pl.Int32(), "device": pl.Int16(), "seq": pl.Int64(), "latency_s": pl.Float64()}
@@ -161,7 +159,7 @@ class FeatureCache:
         known = [sketches[name] for name in content.sketches]
         sketch_of = programs["sketch"].to_numpy().astype(np.int64)
         decisions = _joined(content.decisions)[some]
-        hashes = self._hash_rows(self._encoder(content), known, workloads_of(store, known), sketch_of, decisions)
+        hashes = self._hash_rows(self._encoder(content), known, sketch_of, decisions)
         if not np.array_equal(hashes, programs["hash"].to_numpy()):
             raise _RebuildError("the encoder writes other rows than when it was made")
 
@@ -286,7 +284,6 @@ class FeatureCache:
             hashes = self._hash_rows(
                 encoder,
                 new,
-                workloads_of(store, new),
                 programs["sketch"].to_numpy().astype(np.int64),
                 decisions,
             )

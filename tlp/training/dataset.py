@@ -25,16 +25,17 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from storage import Device, MeasurementStore, Sketch, Workload
+from storage import Device, MeasurementStore, Sketch
 from tlp.counts import more_samples
 from tlp.errors import InvalidInputError
+from tlp.language.arithmetic import KEY as ARITHMETIC
 from tlp.language.vocabulary import Vocabulary
 from tlp.model import encoders
 from tlp.model.encoders import ANSOR, METASCHEDULE, Encoder
 from tlp.report.progress import say
 from tlp.training.cache import CacheUnavailableError, FeatureCache
 from tlp.training.holdout import Holdout, bucket, choose_holdout
-from tlp.training.snapshot import IntArray, Snapshot, Touched, plain_snapshot, workloads_of
+from tlp.training.snapshot import IntArray, Snapshot, Touched, plain_snapshot
 
 FEATURE_CACHE_BYTES = 1 << 30
 VALIDATION = 20  # one training workload in twenty
@@ -62,7 +63,6 @@ class Dataset:
         duplicates: programs dropped because another one has the same rows.
         watermark: of the snapshot.
         holdout: what was left out.
-        workloads: the workload of each sketch, as many as `sketches`.
         touched: what making it cost: rows read from the store, programs encoded to compare them.
     """
 
@@ -80,7 +80,6 @@ class Dataset:
     duplicates: int
     watermark: int
     holdout: Holdout
-    workloads: tuple[Workload, ...]
     touched: Touched = _NOTHING
 
     @property
@@ -101,17 +100,16 @@ class Dataset:
 
     def features(self, programs: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float32]:
         """Encoded programs: `(N,)` indices → `(N, L, E)`, vectorised by sketch."""
-        return _encode(self.encoder, self.sketches, self.workloads, self.sketch_of[programs], self.decisions[programs])
+        return _encode(self.encoder, self.sketches, self.sketch_of[programs], self.decisions[programs])
 
 
 def _encode(
     encoder: Encoder,
     sketches: Sequence[Sketch],
-    workloads: Sequence[Workload],
     sketch_of: npt.NDArray[np.int64],
     decisions: IntArray,
 ) -> npt.NDArray[np.float32]:
-    """The one place where training encodes; `workloads` are those of `sketches`, one each."""
+    """The one place where training encodes."""
     out = np.empty((len(sketch_of), encoder.length, encoder.width), np.float32)
     order = np.argsort(sketch_of, kind="stable")
     used, starts = np.unique(sketch_of[order], return_index=True)
@@ -186,7 +184,7 @@ def build_dataset(
         )
     used = programs["sketch_id"].unique().sort().to_list()
     kept = tuple(sketches[sketch_id] for sketch_id in used)
-    subgraphs = workloads_of(store, kept)
+    _warn_of_missing_arithmetic(version, kept)
     sketch_of = programs["sketch_id"].replace_strict(used, range(len(used)), return_dtype=pl.Int64).to_numpy()
     words = encoders.grow_vocabulary(spoken, vocabulary or encoders.new_vocabulary(spoken), kept)
     encoder = encoders.make_encoder(words, version, length=length)
@@ -198,7 +196,7 @@ def build_dataset(
     if snapshot.hashes is not None and snapshot.unresolved == encoders.unresolved_names(encoder):
         hashes = snapshot.hashes[order]
     else:
-        hashes = hash_rows(encoder, kept, subgraphs, sketch_of, decisions)
+        hashes = hash_rows(encoder, kept, sketch_of, decisions)
     first, labels = _merge_equal(hashes, workload, labels)
     workload = workload[first]
     starts = np.flatnonzero(np.r_[True, np.diff(workload) != 0])
@@ -224,9 +222,21 @@ def build_dataset(
         duplicates=programs.height - len(first),
         watermark=mark,
         holdout=held,
-        workloads=subgraphs,
         touched=snapshot.touched,
     )
+
+
+def _warn_of_missing_arithmetic(version: str, sketches: Sequence[Sketch]) -> None:
+    """Say how many workloads an encoder with a profile has none for."""
+    if not encoders.has_profile(version):
+        return
+    known = {sketch.workload_id: bool((sketch.context or {}).get(ARITHMETIC)) for sketch in sketches}
+    missing = len(known) - sum(known.values())
+    if missing:
+        say(
+            f"{missing} of {len(known)} workloads have no arithmetic (stored by an older release, or with a module "
+            "that TVM cannot read): their programs are trained on without a profile"
+        )
 
 
 def _version(
@@ -290,7 +300,6 @@ def _labels(
 def hash_rows(
     encoder: Encoder,
     sketches: Sequence[Sketch],
-    workloads: Sequence[Workload],
     sketch_of: npt.NDArray[np.int64],
     decisions: IntArray,
 ) -> npt.NDArray[np.uint64]:
@@ -301,7 +310,7 @@ def hash_rows(
     order = np.argsort(sketch_of, kind="stable")  # few sketches in each part
     for start in range(0, len(order), _CHUNK):
         part = order[start : start + _CHUNK]
-        rows = _encode(encoder, sketches, workloads, sketch_of[part], decisions[part])
+        rows = _encode(encoder, sketches, sketch_of[part], decisions[part])
         bits = rows.reshape(len(rows), -1).view(np.uint32)
         hashes[part] = (bits * factors).sum(axis=1, dtype=np.uint64)
     return hashes

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from storage import MeasurementStore, Sketch, Workload
+from storage import MeasurementStore
 
 IntArray = npt.NDArray[np.integer[Any]]
 
@@ -94,13 +94,6 @@ def plain_snapshot(
         samples=samples,
         touched=Touched(read, programs.height),
     )
-
-
-def workloads_of(store: MeasurementStore, sketches: Sequence[Sketch]) -> tuple[Workload, ...]:
-    """The workload of each sketch, each read once."""
-    names = list(dict.fromkeys(sketch.workload_id for sketch in sketches))
-    found = dict(zip(names, store.get_workloads(names), strict=True))
-    return tuple(found[sketch.workload_id] for sketch in sketches)
 
 
 def padded(decisions: pl.Series) -> npt.NDArray[np.int32]:

@@ -22,7 +22,7 @@ def assert_same_dataset(got: Dataset, wanted: Dataset) -> None:
         one, two = getattr(got, name), getattr(wanted, name)
         assert one.dtype == two.dtype, name
         np.testing.assert_array_equal(one, two)
-    for name in ("devices", "vocabulary", "sketches", "workloads", "workload_ids", "validation", "samples"):
+    for name in ("devices", "vocabulary", "sketches", "workload_ids", "validation", "samples"):
         assert getattr(got, name) == getattr(wanted, name), name
     assert got.encoder.version == wanted.encoder.version
     assert (got.duplicates, got.watermark, got.holdout) == (wanted.duplicates, wanted.watermark, wanted.holdout)

@@ -124,7 +124,7 @@ class TestResolve:
         add_versions(registry, checkpoint, 2)
         with pytest.raises(NotFoundError, match="no alias 'champion'; its versions are 2, 1") as caught:
             registry.resolve(FAMILY, "cpu0")
-        assert caught.value.next_command == "tlp model promote 2"
+        assert caught.value.next_command == "tlp model list"
 
     def test_unknown_alias_and_version(self, registry: Registry, checkpoint: Path) -> None:
         add_versions(registry, checkpoint, 1)

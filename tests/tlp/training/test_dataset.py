@@ -168,3 +168,13 @@ def test_watched_workloads_are_not_trained_on(dataset: Dataset) -> None:
     watching = dataclasses.replace(dataset, validation=(1, 3))
     assert not {1, 3} & set(watching.training_groups.tolist())
     assert len(watching.training_groups) == len(dataset.groups) - 2
+
+
+def test_workloads_without_arithmetic_are_trained_on_and_said(capsys: pytest.CaptureFixture[str]) -> None:
+    store = MemoryStore()
+    fill_store(store)
+    build_dataset(store, ["x86-64-v2"])
+    assert "arithmetic" not in capsys.readouterr().err
+    store._workloads = {key: dataclasses.replace(w, context={}) for key, w in store._workloads.items()}
+    assert len(build_dataset(store, ["x86-64-v2"]).groups) == 8
+    assert "8 of 8 workloads have no arithmetic" in capsys.readouterr().err
