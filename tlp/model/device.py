@@ -16,7 +16,7 @@ def open_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as exc:  # torch raises any of these, by device
+    except (RuntimeError, AssertionError) as exc:  # torch raises any of these, by device
         why = str(exc).strip().splitlines()
         raise InvalidInputError(
             f"torch cannot compute on torch_device {name!r} here: {why[0] if why else type(exc).__name__}",
