@@ -72,16 +72,16 @@ VARIANTS = {
     "paper-log": Variant(
         "… log2 numbers, nests, mask, token table, LambdaRank per workload, 16 epochs",
         FIRST_ENCODER_VERSION,
-        replace(BASE, dims=OLD_DIMS, dropout=0.0, common_head=False),
+        replace(BASE, dims=OLD_DIMS, dropout=0.0),
         replace(PLAIN, learning_rate=7e-4),
     ),
     "paper-log-lr": Variant(
         "… learning rate 2e-3",
         FIRST_ENCODER_VERSION,
-        replace(BASE, dims=OLD_DIMS, dropout=0.0, common_head=False),
+        replace(BASE, dims=OLD_DIMS, dropout=0.0),
         PLAIN,
     ),
-    "no-profile": Variant("… trunk 128, dropout, weight decay, 8 lists a step, common head", FIRST_ENCODER_VERSION),
+    "no-profile": Variant("… trunk 128, dropout, weight decay, 8 lists a step", FIRST_ENCODER_VERSION),
     "one-bin": Variant("… profile, numbers scaled (one bin)", config=replace(BASE, profile_bins=1)),
     "shipped": Variant("… profile over 8 bins: as shipped", ensemble=True),
     "bins-16": Variant("shipped, 16 bins", config=replace(BASE, profile_bins=16)),
@@ -91,7 +91,7 @@ VARIANTS = {
     "wide": Variant("shipped, trunk 256", config=replace(BASE, dims=(256, 256, 256))),
     "epochs-32": Variant("shipped, 32 epochs", options=TrainOptions(epochs=32)),
     "lr-1e-3": Variant("shipped, learning rate 1e-3", options=TrainOptions(learning_rate=1e-3)),
-    "heads-apart": Variant("shipped, no head in common", config=replace(BASE, common_head=False)),
+    "common-head": Variant("shipped, a head in common beside the devices' own", config=replace(BASE, common_head=True)),
     "alone": Variant("shipped, one model per device (TLP)", alone=True),
 }
 

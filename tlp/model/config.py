@@ -44,7 +44,7 @@ class TLPConfig:
     token_table: bool = True
     dropout: float = 0.1
     profile_bins: int = 8
-    common_head: bool = True
+    common_head: bool = False
 
     def __post_init__(self) -> None:
         sizes = {"length": self.length, "width": self.width, "words": self.words, "heads": self.attention_heads}
@@ -70,7 +70,6 @@ class TLPConfig:
             mask_padding=False,
             token_table=False,
             dropout=0.0,
-            common_head=False,
         )
 
     @property

@@ -17,15 +17,15 @@ Notation
         ReLU, → … → C, ReLU each                                               every row alone
       → multi-head attention over the rows of one program, + skip              the only place where rows meet
       → 2 × (Linear C→C, ReLU, + skip)                                         every row alone
-      → per device: C→128→64→1, + one of the same shape for all devices        every row alone
+      → per device: C→128→64→1 (+ one for all devices, if there is one)        every row alone
       → sum over the rows in use                                               (B, H)
 
 What is done per row is done on the T rows in use only. Differences from the paper, each switched by `TLPConfig`:
 padding is masked (the paper adds its rows to the sum), tokens are looked up (the paper feeds their numbers in), and
 encoders with a profile (`tlp.language.profile`) add it to every row, each of its numbers spread over bins: between the
 edges of a bin it rises from -1 to 1 (Gorishniy et al. 2022, "On embeddings for numerical features", §3.2). An MLP on
-plain numbers ranks worse than trees here; on these it ranks better. A device's score is a common head's plus its own
-head's, which begins at nothing: with few samples a device is ranked like its kin, with many by what sets it apart.
+plain numbers ranks worse than trees here; on these it ranks better. With `common_head` a device's score is a common
+head's plus its own head's, which begins at nothing; cross-validation saw no gain in it, so it is off.
 """
 
 from __future__ import annotations

@@ -114,6 +114,7 @@ def reference(network: MTLTLP, x: Tensor) -> Tensor:
     "config",
     [
         PROFILED,
+        replace(PROFILED, common_head=True),
         TINY,
         replace(TINY, mask_padding=False, token_table=False),
         replace(TINY, residual_blocks=2),
