@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,12 @@ from tlp.settings import Settings, get_settings
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test sees the user's settings or writes into the user's home."""
+    """No test sees the user's settings or writes into the user's home; Ctrl-C reaches processes that tests start.
+
+    A shell starts background jobs with SIGINT ignored, and their children inherit it.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.MonkeyPatch.context() as patch:
         for name in [n for n in os.environ if n.startswith(("TLP_", "PREFECT_", "MLFLOW_"))]:
             patch.delenv(name)
