@@ -84,11 +84,6 @@ class Layout:
         """L without cropping."""
         return self.profile_rows + PRIMITIVES
 
-    @property
-    def numbers(self) -> slice:
-        """Columns of a primitive's row that hold numbers."""
-        return slice(SCALARS.start, self.width)
-
 
 LAYOUTS = {
     ENCODER_VERSION: Layout(NEST.stop, -(-PROFILE_WIDTH // NEST.stop)),

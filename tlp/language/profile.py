@@ -199,8 +199,8 @@ def fill_profile(plan: ProfilePlan, values: Array, decisions: npt.NDArray[Any]) 
         rows[4] = unroll - rows[2]
         for i, numbers in enumerate(footprints):
             rows[5 + i] = numbers[part]
-    run = spans[plan.dims[0][1] - 1, :n] if plan.dims and plan.levels else np.ones(n)
-    _fill_vector(out[VECTOR], run, iterations[0] if plan.levels else np.ones(n), plan)
+    run = spans[plan.dims[0][1] - 1, :n] if plan.dims else np.ones(n)
+    _fill_vector(out[VECTOR], run, iterations[0], plan)
     _fill_loops(out[LOOP], plan, extents)
     out[PROGRAM.start] = unroll
     for i, located in enumerate(plan.located):
@@ -218,7 +218,7 @@ def _fill_vector(out: npt.NDArray[np.float32], run: Array, inside: Array, plan: 
         out[i] = run / (lanes * vectors)
         out[3 + i] = np.log2(vectors)
         out[6 + i] = np.log2(np.maximum(beside * vectors, 1.0))
-    out[9] = bool(plan.levels and plan.levels[0][1])
+    out[9] = plan.levels[0][1]
     out[10] = np.log2(np.gcd(whole, 64))
     out[11] = np.bitwise_count(whole)
     out[12] = np.log2(beside)

@@ -46,7 +46,7 @@ PROBES = 64  # cached programs that are encoded again to see that the encoder is
 MAX_SEGMENTS = 24  # more than these are written anew as one
 LOCK_TIMEOUT_S = 600.0
 
-#: Encoder, sketches, their workloads, `(N,)` places in these, `(N, D)` decisions → `(N,)` hashes of the encoded rows.
+#: Encoder, sketches, `(N,)` places in these, `(N, D)` decisions → `(N,)` hashes of the encoded rows.
 HashRows = Callable[[Encoder, Sequence[Sketch], npt.NDArray[np.int64], IntArray], npt.NDArray[np.uint64]]
 
 _PROGRAM_SCHEMA = {"program_id": pl.String(), "sketch": pl.Int32(), "hash": pl.UInt64()}
