@@ -84,6 +84,7 @@ VARIANTS = {
     "no-profile": Variant("… trunk 128, dropout, weight decay, 8 lists a step", FIRST_ENCODER_VERSION),
     "one-bin": Variant("… profile, numbers scaled (one bin)", config=replace(BASE, profile_bins=1)),
     "shipped": Variant("… profile over 8 bins: as shipped", ensemble=True),
+    "raw": Variant("no profile, the paper's encoding: raw numbers, no nests", PAPER_ENCODER_VERSION),
     "bins-16": Variant("shipped, 16 bins", config=replace(BASE, profile_bins=16)),
     "listnet": Variant("shipped, ListNet", options=TrainOptions(loss="list_net")),
     "dropout-0": Variant("shipped, no dropout", config=replace(BASE, dropout=0.0)),
@@ -91,6 +92,11 @@ VARIANTS = {
     "wide": Variant("shipped, trunk 256", config=replace(BASE, dims=(256, 256, 256))),
     "epochs-32": Variant("shipped, 32 epochs", options=TrainOptions(epochs=32)),
     "lr-1e-3": Variant("shipped, learning rate 1e-3", options=TrainOptions(learning_rate=1e-3)),
+    "flat-lr": Variant(
+        "shipped, constant learning rate 7e-4", options=TrainOptions(learning_rate=7e-4, falling_rate=False)
+    ),
+    "no-mask": Variant("shipped, padded rows computed and summed", config=replace(BASE, mask_padding=False)),
+    "positions": Variant("shipped, a learned vector for each row's place", config=replace(BASE, positions=True)),
     "common-head": Variant("shipped, a head in common beside the devices' own", config=replace(BASE, common_head=True)),
     "alone": Variant("shipped, one model per device (TLP)", alone=True),
 }

@@ -29,6 +29,7 @@ class TLPConfig:
         dropout: probability used in training, after the embedding and in the residual blocks.
         common_head: add the scores of a head that all devices share to each device's own.
         profile_bins: Q, bins of each number of the profile, for encoders that have one.
+        positions: add a learned vector of the row's place in the program to each row.
     """
 
     heads: tuple[str, ...]
@@ -45,6 +46,7 @@ class TLPConfig:
     dropout: float = 0.1
     profile_bins: int = 8
     common_head: bool = False
+    positions: bool = False
 
     def __post_init__(self) -> None:
         sizes = {"length": self.length, "width": self.width, "words": self.words, "heads": self.attention_heads}
@@ -90,10 +92,13 @@ class TLPConfig:
     def from_json(value: Mapping[str, Any]) -> TLPConfig:
         """A configuration from `to_json`'s value.
 
+        A key that came with a later release may be missing: its default is what the older network was.
+
         Raises:
             ModelFormatError: a key is missing or unknown, or a value is of the wrong type.
         """
         known = TLPConfig(heads=()).to_json()
+        value = {key: known[key] for key in _LATER} | dict(value)
         if set(value) != set(known):
             missing, extra = sorted(set(known) - set(value)), sorted(set(value) - set(known))
             raise ModelFormatError(
@@ -113,6 +118,7 @@ class TLPConfig:
             raise ModelFormatError(f"config.json: {exc.message}", next_command="tlp train --from-scratch") from exc
 
 
+_LATER = ("positions",)  # keys that checkpoints written before 2026-11-30 do not have
 _LARGEST = 1 << 20  # of anything that is counted; torch takes numbers beyond its integers badly
 
 

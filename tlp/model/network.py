@@ -134,6 +134,7 @@ class MTLTLP(nn.Module):
         else:
             inputs = config.width
         self.input = nn.Linear(inputs, first)
+        self.places = nn.Embedding(config.length, first) if config.positions else None
         self.embed = nn.ModuleList(nn.Linear(a, b) for a, b in zip(config.dims, rest, strict=False))
         self.attention_in = nn.Linear(channels, 3 * channels)
         self.attention_out = nn.Linear(channels, channels)
@@ -191,7 +192,11 @@ class MTLTLP(nn.Module):
             x, mask = x[:, :L], mask[:, :L]
         counts = mask.sum(dim=1)
         program = torch.arange(B, device=x.device).repeat_interleave(counts)  # (T,)
-        rows = self._rows(x[mask], None if profile is None else profile[program])  # (T, C)
+        added = None if profile is None else profile[program]  # (T, first)
+        if self.places is not None:
+            place = self.places(mask.nonzero()[:, 1])
+            added = place if added is None else added + place
+        rows = self._rows(x[mask], added)  # (T, C)
         rows = rows + self._attend(rows, mask)
         for block in self.residuals:
             rows = block(rows)
@@ -215,7 +220,7 @@ class MTLTLP(nn.Module):
         """The profile of `(B, L, E)` encoded programs: `(B, K)`."""
         return x[:, : self.profile_rows].flatten(1)[:, :PROFILE_WIDTH]
 
-    def _rows(self, x: Tensor, profile: Tensor | None) -> Tensor:
+    def _rows(self, x: Tensor, added: Tensor | None) -> Tensor:
         """Embed each row: `(T, E)` and `(T, first)` → `(T, C)`."""
         if self.config.token_table:
             words = x[:, layout.WORDS].long()  # (T, 3)
@@ -226,8 +231,8 @@ class MTLTLP(nn.Module):
             h = h + self.words(words).sum(dim=1) + self.loops(loops)
         else:
             h = self.input(x)
-        if profile is not None:
-            h = h + profile
+        if added is not None:
+            h = h + added
         for layer in self.embed:
             h = layer(F.relu(h))
         out: Tensor = self.dropout(F.relu(h))

@@ -65,6 +65,12 @@ def test_save_and_load_are_inverse(checkpoint: Checkpoint, tmp_path: Path) -> No
         assert before.score(sketch, decisions).tolist() == after.score(sketch, decisions).tolist()
 
 
+def test_a_checkpoint_from_before_positions_is_read(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    folder = checkpoint.save(tmp_path / "model")
+    edit(CONFIG, lambda config: config.pop("positions"))(folder)
+    assert Checkpoint.load(folder).config == checkpoint.config
+
+
 def edit(name: str, change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
     def apply(folder: Path) -> None:
         value = json.loads((folder / name).read_text())

@@ -70,7 +70,7 @@ def reference(network: MTLTLP, x: Tensor) -> Tensor:
         profile = profile_reference(network, program[: config.profile_rows]) if config.profile_rows else 0.0
         used = [row for row in primitives if bool(row[layout.KIND].any()) or not config.mask_padding]
         embedded = []
-        for row in used:
+        for place, row in enumerate(used):
             if config.token_table:
                 numbers = (row[layout.SCALARS.start :] - network.mean) * network.scale
                 numbers = torch.cat([row[layout.KIND], numbers])
@@ -81,6 +81,8 @@ def reference(network: MTLTLP, x: Tensor) -> Tensor:
             else:
                 h = linear(network.input, row)
             h = h + profile
+            if network.places is not None:
+                h = h + network.places.weight[place]
             for layer in network.embed:
                 h = linear(layer, h.clamp_min(0.0))
             embedded.append(h.clamp_min(0.0))
@@ -115,6 +117,7 @@ def reference(network: MTLTLP, x: Tensor) -> Tensor:
     [
         PROFILED,
         replace(PROFILED, common_head=True),
+        replace(PROFILED, positions=True),
         TINY,
         replace(TINY, mask_padding=False, token_table=False),
         replace(TINY, residual_blocks=2),
