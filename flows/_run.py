@@ -6,12 +6,16 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import httpx
 from prefect import Flow, Task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId, FlowRunFilterStartTime
 from prefect.client.schemas.objects import State
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.context import FlowRunContext
 from prefect.logging.handlers import APILogWorker
 from prefect.settings import (
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 
     from storage import MeasurementStore
 
+LATE_ENOUGH = timedelta(minutes=10)  # of a run that others may have made up for; a person's second click is not late
 _PROBE_TIMEOUT_S = 2.0
 _DRAIN_TIMEOUT_S = 5
 
@@ -115,8 +120,12 @@ def step(task: Task[..., Any], *args: Any, **kwargs: Any) -> Any:
 def unless_busy(body: Callable[[], dict[str, Any]]) -> dict[str, Any] | State[Any]:
     """The body's result; a scheduled run that finds the device or the family at work ends as Skipped, not as failed.
 
-    A person's command gets the BusyError itself.
+    So does a run that is late and that another one has made up for: a worker that was off for five nights starts all
+    five, the first does the work. A person's command gets the BusyError itself.
     """
+    made_up = _made_up_by()
+    if made_up is not None:
+        return Completed(name="Skipped", message=made_up)
     try:
         return body()
     except BusyError as exc:
@@ -124,6 +133,32 @@ def unless_busy(body: Callable[[], dict[str, Any]]) -> dict[str, Any] | State[An
         if context is None or context.flow_run is None or context.flow_run.deployment_id is None:
             raise
         return Completed(name="Skipped", message=exc.message)
+
+
+def _made_up_by() -> str | None:
+    """Why this deployed run has nothing to add: it is late, and another run like it started after it was due."""
+    context = FlowRunContext.get()
+    run = None if context is None else context.flow_run
+    if run is None or run.deployment_id is None or run.expected_start_time is None or run.start_time is None:
+        return None
+    due = run.expected_start_time
+    if run.start_time - due < LATE_ENOUGH:
+        return None
+    with get_client(sync_client=True) as client:
+        others = client.read_flow_runs(
+            flow_run_filter=FlowRunFilter(
+                deployment_id=FlowRunFilterDeploymentId(any_=[run.deployment_id]),
+                start_time=FlowRunFilterStartTime(after_=due),
+            ),
+            sort=FlowRunSort.START_TIME_ASC,
+        )
+    for other in others:
+        started = other.start_time
+        if other.id == run.id or started is None or other.parameters != run.parameters:
+            continue
+        if other.state_name in ("Completed", "Running") and (started, other.id.hex) < (run.start_time, run.id.hex):
+            return f"due at {due:%Y-%m-%d %H:%M} UTC; run {other.name}, started at {started:%Y-%m-%d %H:%M}, did its work"
+    return None
 
 
 def begin() -> tuple[Settings, MeasurementStore]:

@@ -16,7 +16,7 @@ from storage import Device, DeviceCounts, DeviceState, MeasurementStore, Run, Ru
 from tlp import _process
 from tlp.registry import model_name
 from tlp.registry import view as registry_view
-from tlp.services import ServicesView, look
+from tlp.services import ServicesView, ask, look, schedule_warnings
 from tlp.settings import Settings
 
 _RECENT_RUNS = 10
@@ -103,7 +103,7 @@ def collect(settings: Settings, store: MeasurementStore) -> dict[str, Any]:
         "warnings": [
             *([registry_warning] if registry_warning else []),
             *warnings(devices, running, rows, services),
-            *_schedules_without_server(settings, services),
+            *_schedules(settings, services, datetime.now(UTC)),
         ],
         "services": services.as_dict(),
     }
@@ -160,9 +160,12 @@ def device_detail(settings: Settings, store: MeasurementStore, name: str) -> dic
     }
 
 
-def _schedules_without_server(settings: Settings, services: ServicesView) -> list[str]:
-    if services.prefect_url is not None or os.environ.get("PREFECT_API_URL"):
-        return []
+def _schedules(settings: Settings, services: ServicesView, now: datetime) -> list[str]:
+    """What is late or paused, and schedules that nothing can start."""
+    api_url = os.environ.get("PREFECT_API_URL") or services.prefect_api_url
+    if api_url:
+        found = ask(api_url, now)
+        return [] if found is None else schedule_warnings(found, now, api_url.removesuffix("/").removesuffix("/api"))
     try:
         scheduled = json.loads(settings.deployed_path.read_text())["scheduled"]
     except (FileNotFoundError, ValueError, KeyError):

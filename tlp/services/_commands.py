@@ -14,7 +14,7 @@ from tlp.settings import Settings
 POOL: Final = "tlp"
 """The process work pool of the deployments."""
 
-_WORKER_LIMIT: Final = 4  # flow runs at once; what may not run together is kept apart by the devices' locks
+WORKER_LIMIT: Final = 4  # flow runs at once; what may not run together is kept apart by the devices' locks
 _WILDCARDS: Final = frozenset({"0.0.0.0", "::"})
 
 
@@ -72,7 +72,7 @@ def prefect_worker(settings: Settings, api_url: str) -> tuple[list[str], dict[st
     env = _prefect_common(settings) | settings_env(settings)
     env |= {"PREFECT_API_URL": api_url, "PREFECT_WORKER_QUERY_SECONDS": "5"}
     command = [sys.executable, "-m", "prefect", "--no-prompt", "worker", "start", "--pool", POOL, "--type", "process"]
-    return [*command, "--name", f"tlp-{socket.gethostname()}", "--limit", str(_WORKER_LIMIT)], env
+    return [*command, "--name", f"tlp-{socket.gethostname()}", "--limit", str(WORKER_LIMIT)], env
 
 
 def mlflow_server(settings: Settings, port: int) -> tuple[list[str], dict[str, str]]:
