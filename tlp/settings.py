@@ -57,6 +57,31 @@ class Settings(BaseSettings):
     measure_workers: int = Field(1, ge=1, description="Worker processes per local device.")
     measure_batch: int = Field(32, ge=1, description="Programs per batch; a batch is committed in one transaction.")
 
+    measure_landing: bool = Field(
+        False,
+        description="Hand measured batches in through TLP_HOME/landing instead of waiting for the store's lock.",
+    )
+    canary: bool = Field(True, description="Measure a fixed kernel before each batch to notice a machine that drifts.")
+    canary_tolerance: float = Field(
+        0.10, ge=0, description="Part of its reference latency the canary may be off by, besides its own dispersion."
+    )
+    canary_dispersions: float = Field(
+        3.0, ge=0, description="Dispersions (relative, of the reference) the canary may be off by on top of that."
+    )
+
+    # -- live quality of a model
+    live_accuracy_drop: float = Field(
+        0.10, ge=0, lt=1, description="Fall of the live pair accuracy (0 to 1) that makes a retraining due."
+    )
+    live_baseline_rounds: int = Field(
+        64, ge=2, description="First tuning rounds of a version on a device: what later ones are compared with."
+    )
+    live_window_rounds: int = Field(32, ge=2, description="Newest tuning rounds that are compared with the first.")
+    live_min_pairs: int = Field(300, ge=1, description="Pairs of programs either side needs before a fall is judged.")
+    live_tie_margin: float = Field(
+        0.05, ge=0, description="Programs whose latencies differ by less than this part are a tie and left out."
+    )
+
     # -- training
     seed: int = Field(0, ge=0, lt=1 << 31, description="Seed of samplers, training and bootstrap.")
     torch_threads: int = Field(0, ge=0, le=1024, description="Threads torch may use; 0: one per physical core.")
@@ -108,6 +133,11 @@ class Settings(BaseSettings):
     def locks_dir(self) -> Path:
         """flock files: device-NAME, train-FAMILY, registry-FAMILY, registry-init, services (`.lock` each)."""
         return self.home / "locks"
+
+    @property
+    def landing_dir(self) -> Path:
+        """Batches on their way into the store, one Parquet file each; `rejected/` below it."""
+        return self.home / "landing"
 
     @property
     def mlflow_dir(self) -> Path:
