@@ -7,7 +7,8 @@
     │   ├── InvalidInputError    a value that is not acceptable
     │   └── BusyError            somebody else is doing it now; try again later
     ├── DeviceError      exit 3   the hardware or its runner
-    │   └── AllFailedError       every program of a batch failed
+    │   ├── AllFailedError       every program of a batch failed
+    │   └── DeviceLostError      the device does not answer any more; it is quarantined and probed again
     ├── StoreError       exit 4   the measurement store
     │   ├── StoreLockedError     another process held the store longer than the limit
     │   ├── StoreVersionError    written by a newer release
@@ -40,6 +41,7 @@ __all__ = [
     "AlreadyExistsError",
     "BusyError",
     "DeviceError",
+    "DeviceLostError",
     "InternalError",
     "InvalidInputError",
     "ModelFormatError",
@@ -68,6 +70,10 @@ class DeviceError(TlpError):
 
 class AllFailedError(DeviceError):
     """Every program of a batch failed; the message carries the most frequent reason with its count."""
+
+
+class DeviceLostError(DeviceError):
+    """The device does not answer, or lost its connection too often; it is quarantined and probed again with back-off."""
 
 
 class RegistryError(TlpError):

@@ -52,6 +52,27 @@ class Settings(BaseSettings):
     run_timeout_s: float = Field(
         10.0, gt=0, description="Longest time one program may take to run, all repeats, seconds."
     )
+    queue_timeout_s: float = Field(
+        600.0, gt=0, description="Longest wait for a free board, and for one that rebooted to come back, seconds."
+    )
+    upload_timeout_s: float = Field(
+        30.0, gt=0, description="Longest time to connect to a board and to send it one program, seconds."
+    )
+    device_max_losses: int = Field(
+        8, ge=1, description="Connections to a device lost in a row before it is quarantined."
+    )
+    probe_first_s: float = Field(
+        60.0,
+        gt=0,
+        description="Time until a quarantined device is probed first; doubles with every failed probe, seconds.",
+    )
+    probe_longest_s: float = Field(6 * 3600.0, gt=0, description="Longest time between two such probes, seconds.")
+    check_every: int = Field(
+        50, ge=0, description="Every n-th program is checked against a reference of its workload; 0: none."
+    )
+    build_workers: int = Field(
+        0, ge=0, description="Processes that build for remote boards; 0: one per core, one core left free."
+    )
     measure_number: int = Field(1, ge=1, description="Runs averaged within one repeat (1: cache flush between runs).")
     measure_repeat: int = Field(3, ge=1, description="Repeats kept per program.")
     measure_workers: int = Field(1, ge=1, description="Worker processes per local device.")

@@ -15,6 +15,24 @@ ArgInfo = tuple[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
+class Check:
+    """What a program must compute: its results are compared with those of a reference on the same values.
+
+    Attributes:
+        module_json: the scheduled module with the arguments of the workload. It differs from the timed one where weight
+            layouts were rewritten: here the rewriting is part of the program.
+        reference_json: the workload's own module, not scheduled.
+        reference_id: names the reference; its results are computed once per process and kept.
+        args: arguments of both.
+    """
+
+    module_json: str
+    reference_json: str
+    reference_id: str
+    args: tuple[ArgInfo, ...]
+
+
+@dataclass(frozen=True)
 class MeasureInput:
     """One program to build and time.
 
@@ -25,12 +43,14 @@ class MeasureInput:
         target: TVM target as a dict, e.g. `{"kind": "llvm", "mcpu": "znver3", "num-cores": 2}`.
         args: arguments of `main` in order, outputs included. Layout rewriting changes the shapes of weights, so these
             are the candidate's own, not the workload's.
+        check: compare its results with a reference after it was timed; None: do not.
     """
 
     key: str
     module_json: str
     target: Mapping[str, Any]
     args: tuple[ArgInfo, ...]
+    check: Check | None = None
 
 
 @dataclass(frozen=True)
@@ -70,11 +90,12 @@ class Runner(ABC):
         RUN_ERROR    it raised or its process died while it ran
         TIMEOUT      the build or the run took longer than its limit
         DEVICE_LOST  the device went away while the program was on it
+        WRONG_RESULT its results differ from those of the reference (`MeasureInput.check`)
 
     **Value or error.** OK outcomes have at least one repeat, all of them finite and positive seconds; others have none.
 
-    **Errors.** `DeviceError` when nothing can be measured at all (worker processes do not start, the device does not
-    answer); `InvalidInputError` when the runner was closed or is in use. Exceptions of the inputs' iterator pass
+    **Errors.** `DeviceError` when nothing can be measured at all (worker processes do not start), its subclass
+    `DeviceLostError` when the device does not answer for longer than the runner waits; `InvalidInputError` when the runner was closed or is in use. Exceptions of the inputs' iterator pass
     through unchanged.
 
     **Closing** ends all processes and connections. It may be called more than once, and at any time.
