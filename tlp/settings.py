@@ -120,6 +120,14 @@ class Settings(BaseSettings):
     gate_max_other_drop: float = Field(0.005, ge=0, description="Top-1 any other device may lose at promotion.")
     gate_bootstrap: int = Field(1000, ge=10, description="Bootstrap resamples of held-out tasks in the gate.")
 
+    # -- registry
+    registry_patience_s: float = Field(
+        300.0,
+        ge=0,
+        description="How long a training waits for an MLflow that does not answer before its model is kept for the next "
+        "start, seconds.",
+    )
+
     # -- tuning
     tune_trials: int = Field(640, ge=1, description="Programs measured in one tuning run, all tasks together.")
     tune_batch: int = Field(10, ge=1, description="Programs measured per tuning round (paper: 10).")
@@ -174,6 +182,11 @@ class Settings(BaseSettings):
     def cache_dir(self) -> Path:
         """Model versions fetched from a server, features of programs; can be deleted at any time."""
         return self.home / "cache"
+
+    @property
+    def pending_dir(self) -> Path:
+        """Trained models that are not registered and promoted yet; a start goes on with what it finds there."""
+        return self.home / "pending"
 
     @property
     def logs_dir(self) -> Path:
