@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from storage._base import MeasurementStore
 from storage._open import open_store
+from storage._quality_types import Canary, CanaryState, RoundQuality
 from storage._types import (
     Actor,
     Device,
@@ -57,6 +58,8 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "Actor",
+    "Canary",
+    "CanaryState",
     "Device",
     "DeviceCounts",
     "DeviceEvent",
@@ -72,6 +75,7 @@ __all__ = [
     "Network",
     "NetworkTask",
     "Program",
+    "RoundQuality",
     "Run",
     "RunKind",
     "RunState",

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from storage._quality_types import Canary, RoundQuality
 from storage._types import (
     Device,
     DeviceCounts,
@@ -43,6 +44,11 @@ class MeasurementStore(ABC):
     **Value or error.** A measurement is OK with finite positive `run_secs` and `latency_s`, or one of the error states
     with a reason and no latency. Anything else, e.g. a sentinel of 1e10 s or NaN, is refused with
     `InvalidInputError` and nothing of the batch is stored.
+
+    **Flagged.** A measurement with `canary_off` was made while the device's canary kernel ran at another speed than its
+    reference. It is kept like any other; what training reads (`samples`, `iter_samples`, `sample_languages`) leaves it
+    out unless asked with `flagged=True`, and `best_programs` takes it only where there is nothing better. Null, of
+    rows from before there were canaries and of imports, counts as not flagged.
 
     **Watermark.** Every measurement gets a sequence number that grows in commit order. `watermark()` is the largest;
     `samples(watermark=w)` returns the same rows for the same `w` for ever. This is what a training run records.
@@ -115,13 +121,23 @@ class MeasurementStore(ABC):
 
     @abstractmethod
     def add_measurement_frames(
-        self, programs: pl.DataFrame, measurements: pl.DataFrame, *, sketches: Sequence[Sketch] = ()
+        self,
+        programs: pl.DataFrame,
+        measurements: pl.DataFrame,
+        *,
+        sketches: Sequence[Sketch] = (),
+        canaries: Sequence[Canary] = (),
+        landed: Sequence[str] = (),
     ) -> int:
         """`add_measurements` for rows that come in columns (importers): the same rules, one transaction.
 
+        `landed` names the landing files the rows come from: they are noted in the same transaction (`landed_files`),
+        and as their rows were measured before, the runs may be finished by now.
+
         Columns of `programs`: program_id, sketch_id, workload_id (String), decisions List(Int32); of `measurements`:
         measurement_id, program_id, device, run_id, state, error (String), at Datetime(us, UTC),
-        run_secs List(Float64), latency_s Float64. A program may be left out if it is known.
+        run_secs List(Float64), latency_s Float64, and canary_off Boolean, which may be left out (null). A program may
+        be left out if it is known.
         """
 
     @abstractmethod
@@ -156,8 +172,9 @@ class MeasurementStore(ABC):
         watermark: int | None = None,
         after: int = 0,
         workload_ids: Sequence[str] | None = None,
+        flagged: bool = False,
     ) -> pl.DataFrame:
-        """OK measurements with `after < seq <= watermark`, ordered by seq.
+        """OK measurements with `after < seq <= watermark`, ordered by seq; with `flagged` those with `canary_off`, too.
 
         Columns: seq Int64, measurement_id, device, workload_id, sketch_id, program_id (String), decisions List(Int32),
         latency_s Float64, at Datetime(us, UTC). For use with `iter_samples` when they may not fit memory.
@@ -171,12 +188,13 @@ class MeasurementStore(ABC):
         watermark: int | None = None,
         after: int = 0,
         batch_rows: int = 100_000,
+        flagged: bool = False,
     ) -> Iterator[pl.DataFrame]:
         """The same rows in the same order, at most `batch_rows` at a time, the store free between two frames."""
 
     @abstractmethod
     def sample_languages(self, *, watermark: int | None = None) -> dict[str, dict[str, int]]:
-        """OK samples of each device by schedule language (`Sketch.language`), every device included.
+        """OK samples, not flagged, of each device by schedule language (`Sketch.language`), every device included.
 
         Languages without samples are left out; `{"cpu0": {"ansor": 24, "metaschedule": 500}, "cpu1": {}}`.
         """
@@ -187,7 +205,8 @@ class MeasurementStore(ABC):
     ) -> pl.DataFrame:
         """All measurements, failures included, ordered by seq.
 
-        Columns of `samples` (without `decisions`) and run_id, state, error (String), run_secs List(Float64).
+        Columns of `samples` (without `decisions`) and run_id, state, error (String), run_secs List(Float64), canary_off
+        Boolean.
         """
 
     @abstractmethod
@@ -198,9 +217,43 @@ class MeasurementStore(ABC):
     def best_programs(self, device: str, workload_ids: Sequence[str], *, top: int = 1) -> pl.DataFrame:
         """The fastest programs per workload on that device (the device's own rows only), fastest first.
 
-        A program measured several times counts with its median latency. Columns: workload_id, program_id, sketch_id
-        (String), decisions List(Int32), latency_s Float64.
+        A program measured several times counts with the median latency of its measurements that are not flagged. One
+        that has only flagged ones comes after all others of its workload, with the median of these and `canary_off`
+        true: some latency is better than none, but it must not beat one that was measured on a steady machine.
+        Columns: workload_id, program_id, sketch_id (String), decisions List(Int32), latency_s Float64, canary_off
+        Boolean.
         """
+
+    # -- canaries, quality of rounds, landing files ---------------------------------------------------------------
+    @abstractmethod
+    def add_canaries(self, canaries: Sequence[Canary]) -> None:
+        """Append canaries; one whose `canary_id` is known is left alone. Measured ones come with their batch.
+
+        Raises InvalidInputError (unknown device; latency, dispersion or reference that is no finite number of its
+        kind; a time without zone).
+        """
+
+    @abstractmethod
+    def canaries(self, *, device: str | None = None, limit: int | None = None) -> list[Canary]:
+        """Canaries in the order they were added, newest first."""
+
+    @abstractmethod
+    def canary_reference(self, device: str) -> Canary | None:
+        """The reference in force (see `Canary`); None if the next canary will be it."""
+
+    @abstractmethod
+    def add_round_qualities(self, rounds: Sequence[RoundQuality]) -> None:
+        """Append the quality of tuning rounds. Raises InvalidInputError for counts that cannot be."""
+
+    @abstractmethod
+    def round_qualities(
+        self, *, device: str | None = None, version: str | None = None, run_id: str | None = None
+    ) -> list[RoundQuality]:
+        """Qualities of rounds, oldest first."""
+
+    @abstractmethod
+    def landed_files(self, names: Sequence[str]) -> set[str]:
+        """Those of the landing files whose rows are in the store."""
 
     # -- runs -------------------------------------------------------------------------------------------------
     @abstractmethod

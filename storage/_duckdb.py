@@ -6,12 +6,13 @@ from pathlib import Path
 
 from storage._connection import Connector
 from storage._duckdb_catalog import CatalogTables
+from storage._duckdb_quality import QualityTables
 from storage._duckdb_runs import RunTables
 from storage._duckdb_samples import SampleTables
 from storage._migrations import prepare
 
 
-class DuckDBStore(CatalogTables, SampleTables, RunTables):
+class DuckDBStore(CatalogTables, SampleTables, RunTables, QualityTables):
     """A `MeasurementStore` in one DuckDB file, shared by any number of processes.
 
     The file and its folder are made if there are none. Do not open the file by other means (hashing, copying) in a

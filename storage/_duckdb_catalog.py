@@ -106,16 +106,18 @@ class CatalogTables(MeasurementStore):
         with self._connector.reading() as con:
             rows = con.execute(
                 """
-                SELECT d.name, count(m.seq) FILTER (m.state = ?), count(m.seq) FILTER (m.state <> ?),
-                       min(m.at_utc), max(m.at_utc)
+                SELECT d.name,
+                       count(m.seq) FILTER (m.state = ? AND m.canary_off IS NOT TRUE),
+                       count(m.seq) FILTER (m.state <> ?), min(m.at_utc), max(m.at_utc),
+                       count(m.seq) FILTER (m.state = ? AND m.canary_off)
                 FROM devices d LEFT JOIN measurements m ON m.device = d.name
                 GROUP BY d.name ORDER BY d.name
                 """,
-                [str(MeasurementState.OK), str(MeasurementState.OK)],
+                [str(MeasurementState.OK)] * 3,
             ).fetchall()
         return {
-            name: DeviceCounts(ok, failed, first and to_utc(first), last and to_utc(last))
-            for name, ok, failed, first, last in rows
+            name: DeviceCounts(ok, failed, first and to_utc(first), last and to_utc(last), flagged)
+            for name, ok, failed, first, last, flagged in rows
         }
 
     # -- workloads and networks -------------------------------------------------------------------------------

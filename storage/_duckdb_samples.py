@@ -11,6 +11,7 @@ import polars as pl
 from storage._base import MeasurementStore
 from storage._connection import Connector
 from storage._duckdb_catalog import insert_sketches, next_number
+from storage._duckdb_quality import insert_canaries, note_landed
 from storage._frames import (
     BEST_COLUMNS,
     MEASUREMENT_SCHEMA,
@@ -23,6 +24,8 @@ from storage._frames import (
     measurement_frame,
     program_frame,
 )
+from storage._quality_types import Canary
+from storage._rows import checked_canary
 from storage._types import MeasurementBatch, MeasurementState, Sketch
 from storage.errors import InvalidInputError
 
@@ -32,7 +35,7 @@ _OK = str(MeasurementState.OK)
 
 _JOINED = """
     SELECT m.seq, m.measurement_id, m.device, p.workload_id, p.sketch_id, p.program_id, p.decisions, m.latency_s,
-           m.at_utc AS at, m.run_id, m.state, m.error, m.run_secs
+           m.at_utc AS at, m.run_id, m.state, m.error, m.run_secs, m.canary_off
     FROM measurements m JOIN programs p ON p.program_no = m.program_no
 """
 
@@ -45,24 +48,36 @@ class SampleTables(MeasurementStore):
     # -- writing ----------------------------------------------------------------------------------------------
     def add_measurements(self, batch: MeasurementBatch) -> int:
         return self.add_measurement_frames(
-            program_frame(batch.programs), measurement_frame(batch.measurements), sketches=batch.sketches
+            program_frame(batch.programs),
+            measurement_frame(batch.measurements),
+            sketches=batch.sketches,
+            canaries=batch.canaries,
         )
 
     def add_measurement_frames(
-        self, programs: pl.DataFrame, measurements: pl.DataFrame, *, sketches: Sequence[Sketch] = ()
+        self,
+        programs: pl.DataFrame,
+        measurements: pl.DataFrame,
+        *,
+        sketches: Sequence[Sketch] = (),
+        canaries: Sequence[Canary] = (),
+        landed: Sequence[str] = (),
     ) -> int:
         programs = conform(programs, PROGRAM_SCHEMA, "programs").unique("program_id", keep="first", maintain_order=True)
         measurements = conform(measurements, MEASUREMENT_SCHEMA, "measurements")
         check_programs(programs)
         check_value_or_error(measurements)
         measurements = measurements.unique("measurement_id", keep="first", maintain_order=True)
+        checked_canaries = [checked_canary(canary) for canary in canaries]
         with self._connector.writing() as con:
             con.register("new_programs", programs.with_row_index("row").to_arrow())
             con.register("new_measurements", measurements.with_row_index("row").to_arrow())
-            _check_runs(con)
+            _check_runs(con, finished=bool(landed))
             _check_devices(con)
             insert_sketches(con, sketches)
             _insert_programs(con)
+            insert_canaries(con, checked_canaries)
+            note_landed(con, landed)
             return _insert_measurements(con)
 
     # -- reading ----------------------------------------------------------------------------------------------
@@ -90,8 +105,9 @@ class SampleTables(MeasurementStore):
         watermark: int | None = None,
         after: int = 0,
         workload_ids: Sequence[str] | None = None,
+        flagged: bool = False,
     ) -> pl.DataFrame:
-        condition, params = _sample_condition(devices, watermark, after)
+        condition, params = _sample_condition(devices, watermark, after, flagged)
         if workload_ids is not None:
             condition += " AND p.workload_id IN (SELECT unnest(?::VARCHAR[]))"
             params.append(list(workload_ids))
@@ -105,18 +121,19 @@ class SampleTables(MeasurementStore):
         watermark: int | None = None,
         after: int = 0,
         batch_rows: int = 100_000,
+        flagged: bool = False,
     ) -> Iterator[pl.DataFrame]:
         if batch_rows < 1:
             raise InvalidInputError(f"batch_rows is {batch_rows}; at least 1")
         newest = self.watermark()
         last = newest if watermark is None else min(watermark, newest)
-        return self._frames_between(devices, after, last, batch_rows)
+        return self._frames_between(devices, after, last, batch_rows, flagged)
 
     def _frames_between(
-        self, devices: Sequence[str] | None, after: int, last: int, batch_rows: int
+        self, devices: Sequence[str] | None, after: int, last: int, batch_rows: int, flagged: bool
     ) -> Iterator[pl.DataFrame]:
         while after < last:
-            condition, params = _sample_condition(devices, last, after)
+            condition, params = _sample_condition(devices, last, after, flagged)
             with self._connector.reading() as con:
                 # The numbers first: cheap, and the rows are then one range, of which only that part is read.
                 row = con.execute(
@@ -128,7 +145,7 @@ class SampleTables(MeasurementStore):
                 ).fetchone()
                 if row is None or row[0] is None:
                     return
-                frame = _outcomes(con, *_sample_condition(devices, row[0], after), SAMPLE_COLUMNS)
+                frame = _outcomes(con, *_sample_condition(devices, row[0], after, flagged), SAMPLE_COLUMNS)
             after = row[0]
             yield frame
 
@@ -182,13 +199,16 @@ class SampleTables(MeasurementStore):
                 con,
                 f"""
                 WITH timed AS (
-                    SELECT p.workload_id, p.program_id, p.sketch_id, p.program_no, median(m.latency_s) AS latency_s
+                    SELECT p.workload_id, p.program_id, p.sketch_id, p.program_no,
+                        bool_and(m.canary_off IS TRUE) AS canary_off,
+                        coalesce(median(m.latency_s) FILTER (m.canary_off IS NOT TRUE),
+                            median(m.latency_s)) AS latency_s
                     FROM measurements m JOIN programs p ON p.program_no = m.program_no
                     WHERE m.device = ? AND m.state = ? AND p.workload_id IN (SELECT unnest(?::VARCHAR[]))
-                    GROUP BY ALL
+                    GROUP BY p.workload_id, p.program_id, p.sketch_id, p.program_no
                 ), ranked AS (
                     SELECT *, row_number() OVER (
-                        PARTITION BY workload_id ORDER BY latency_s, program_no) AS rank FROM timed
+                        PARTITION BY workload_id ORDER BY canary_off, latency_s, program_no) AS rank FROM timed
                 ), wanted AS (
                     SELECT u.workload_id, min(u.place) AS place
                     FROM (SELECT unnest(?::VARCHAR[]) AS workload_id, generate_subscripts(?::VARCHAR[], 1) AS place) u
@@ -220,9 +240,13 @@ def _frame(con: Connection, query: str, params: list[Any]) -> pl.DataFrame:
     return frame
 
 
-def _sample_condition(devices: Sequence[str] | None, watermark: int | None, after: int) -> tuple[str, list[Any]]:
+def _sample_condition(
+    devices: Sequence[str] | None, watermark: int | None, after: int, flagged: bool = False
+) -> tuple[str, list[Any]]:
     condition = "m.state = ? AND m.seq > ?"
     params: list[Any] = [_OK, after]
+    if not flagged:
+        condition += " AND m.canary_off IS NOT TRUE"
     if watermark is not None:
         condition += " AND m.seq <= ?"
         params.append(watermark)
@@ -239,7 +263,8 @@ def _outcomes(con: Connection, condition: str, params: list[Any], columns: Seque
     return frame.sort("seq").with_columns(pl.col("at").dt.replace_time_zone("UTC"))
 
 
-def _check_runs(con: Connection) -> None:
+def _check_runs(con: Connection, *, finished: bool) -> None:
+    """Raise unless every run is known and, if `finished` ones will not do, still open."""
     rows = con.execute(
         """
         SELECT n.run_id, r.run_id IS NOT NULL, o.state
@@ -250,7 +275,7 @@ def _check_runs(con: Connection) -> None:
     for run_id, known, outcome in rows:
         if not known:
             raise InvalidInputError(f"measurements of the unknown run {run_id!r}")
-        if outcome is not None:
+        if outcome is not None and not finished:
             raise InvalidInputError(f"run {run_id} is finished ({outcome}) and takes no more measurements")
 
 
@@ -325,7 +350,7 @@ def _insert_measurements(con: Connection) -> int:
         INSERT INTO measurements
         SELECT (?::BIGINT) + row_number() OVER (ORDER BY m."row") - 1, md5_number_lower(m.measurement_id),
                m.measurement_id, n.program_no, m.device, m.run_id, (m.at AT TIME ZONE 'UTC'), m.state, m.run_secs,
-               m.latency_s, m.error
+               m.latency_s, m.error, m.canary_off
         FROM new_measurements m JOIN numbered n USING (program_id) ANTI JOIN stored USING (measurement_id)
         """,
         [next_number(con, "measurements", "seq")],

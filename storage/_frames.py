@@ -27,8 +27,10 @@ MEASUREMENT_SCHEMA = pl.Schema(
         "run_secs": pl.List(pl.Float64()),
         "latency_s": pl.Float64(),
         "error": pl.String(),
+        "canary_off": pl.Boolean(),
     }
 )
+OPTIONAL_COLUMNS = ("canary_off",)  # null in a frame that lacks them
 SAMPLE_COLUMNS = (
     "seq",
     "measurement_id",
@@ -40,8 +42,15 @@ SAMPLE_COLUMNS = (
     "latency_s",
     "at",
 )
-OUTCOME_COLUMNS = (*(c for c in SAMPLE_COLUMNS if c != "decisions"), "run_id", "state", "error", "run_secs")
-BEST_COLUMNS = ("workload_id", "program_id", "sketch_id", "decisions", "latency_s")
+OUTCOME_COLUMNS = (
+    *(c for c in SAMPLE_COLUMNS if c != "decisions"),
+    "run_id",
+    "state",
+    "error",
+    "run_secs",
+    "canary_off",
+)
+BEST_COLUMNS = ("workload_id", "program_id", "sketch_id", "decisions", "latency_s", "canary_off")
 
 _LIST_ELEMENTS = {"decisions": pa.int32(), "run_secs": pa.float64()}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -78,6 +87,7 @@ def measurement_frame(measurements: Sequence[Measurement]) -> pl.DataFrame:
         "state": [str(m.state) for m in measurements],
         "latency_s": [m.latency_s for m in measurements],
         "error": [m.error for m in measurements],
+        "canary_off": [m.canary_off for m in measurements],
     }
     lists = {"run_secs": [m.run_secs for m in measurements]}
     schema = pl.Schema({**MEASUREMENT_SCHEMA, "at": pl.Int64()})
@@ -111,6 +121,8 @@ def _wrong_type(what: str, exc: Exception) -> InvalidInputError:
 
 def conform(frame: pl.DataFrame, schema: pl.Schema, what: str) -> pl.DataFrame:
     """The schema's columns of `frame` in its types. Raises InvalidInputError if one is missing or does not fit."""
+    optional = [name for name in OPTIONAL_COLUMNS if name in schema and name not in frame.columns]
+    frame = frame.with_columns(pl.lit(None, schema[name]).alias(name) for name in optional)
     missing = [name for name in schema if name not in frame.columns]
     if missing:
         raise InvalidInputError(f"{what} lack the column(s) {', '.join(missing)}")
@@ -130,7 +142,11 @@ def value_or_error_problems(measurements: pl.DataFrame) -> pl.DataFrame:
     inside = (latency >= seconds.list.min() * (1 - 1e-9)) & (latency <= seconds.list.max() * (1 + 1e-9))
     # NaN compares false with everything here, or true with `is_nan`: test it by itself.
     finite_repeats = seconds.list.eval(pl.element().is_finite() & (pl.element() > 0)).list.all()
-    known = [pl.col(name).is_not_null() for name in MEASUREMENT_SCHEMA if name not in ("latency_s", "error")]
+    known = [
+        pl.col(name).is_not_null()
+        for name in MEASUREMENT_SCHEMA
+        if name not in ("latency_s", "error", *OPTIONAL_COLUMNS)
+    ]
     reason = (
         pl.when(~pl.all_horizontal(known))
         .then(pl.lit("a value is missing"))

@@ -20,7 +20,9 @@ from storage._frames import (
     measurement_frame,
     program_frame,
 )
-from storage._memory_runs import MemoryRuns, copy_json
+from storage._memory_quality import MemoryQuality, checked_canaries
+from storage._memory_runs import copy_json
+from storage._quality_types import Canary
 from storage._rows import (
     check_sketch,
     checked_device,
@@ -44,9 +46,10 @@ from storage._types import (
 from storage.errors import AlreadyExistsError, InvalidInputError, NotFoundError
 
 _OK = str(MeasurementState.OK)
+_STEADY = ~pl.col("canary_off").fill_null(False)  # not flagged
 
 
-class MemoryStore(MemoryRuns):
+class MemoryStore(MemoryQuality):
     """A `MeasurementStore` that lives in this process only."""
 
     def __init__(self) -> None:
@@ -99,13 +102,14 @@ class MemoryStore(MemoryRuns):
         with self._lock:
             counts = {name: DeviceCounts(0, 0, None, None) for name in sorted(self._devices)}
             grouped = self._measurements.group_by("device").agg(
-                (pl.col("state") == _OK).sum().alias("ok"),
+                ((pl.col("state") == _OK) & _STEADY).sum().alias("ok"),
                 (pl.col("state") != _OK).sum().alias("failed"),
                 pl.col("at").min().alias("first_at"),
                 pl.col("at").max().alias("last_at"),
+                ((pl.col("state") == _OK) & ~_STEADY).sum().alias("flagged"),
             )
-        for device, ok, failed, first_at, last_at in grouped.rows():
-            counts[device] = DeviceCounts(ok, failed, first_at.astimezone(UTC), last_at.astimezone(UTC))
+        for device, ok, failed, first_at, last_at, flagged in grouped.rows():
+            counts[device] = DeviceCounts(ok, failed, first_at.astimezone(UTC), last_at.astimezone(UTC), flagged)
         return counts
 
     # -- workloads and networks -------------------------------------------------------------------------------
@@ -154,11 +158,20 @@ class MemoryStore(MemoryRuns):
     # -- programs and measurements ----------------------------------------------------------------------------
     def add_measurements(self, batch: MeasurementBatch) -> int:
         return self.add_measurement_frames(
-            program_frame(batch.programs), measurement_frame(batch.measurements), sketches=batch.sketches
+            program_frame(batch.programs),
+            measurement_frame(batch.measurements),
+            sketches=batch.sketches,
+            canaries=batch.canaries,
         )
 
     def add_measurement_frames(
-        self, programs: pl.DataFrame, measurements: pl.DataFrame, *, sketches: Sequence[Sketch] = ()
+        self,
+        programs: pl.DataFrame,
+        measurements: pl.DataFrame,
+        *,
+        sketches: Sequence[Sketch] = (),
+        canaries: Sequence[Canary] = (),
+        landed: Sequence[str] = (),
     ) -> int:
         programs = conform(programs, PROGRAM_SCHEMA, "programs").unique("program_id", keep="first", maintain_order=True)
         measurements = conform(measurements, MEASUREMENT_SCHEMA, "measurements")
@@ -166,7 +179,8 @@ class MemoryStore(MemoryRuns):
         check_value_or_error(measurements)
         measurements = measurements.unique("measurement_id", keep="first", maintain_order=True)
         with self._lock:
-            self._check_owners(measurements)
+            self._check_owners(measurements, finished=bool(landed))
+            new_canaries = checked_canaries(canaries, self._devices)
             new_sketches = self._new_sketches(sketches)
             new_programs = programs.join(self._programs, on="program_id", how="anti", maintain_order="left")
             self._check_programs(new_programs, {**self._sketches, **new_sketches})
@@ -181,14 +195,16 @@ class MemoryStore(MemoryRuns):
             self._sketches.update(new_sketches)
             self._programs = all_programs
             self._measurements = pl.concat([self._measurements, numbered])
+            self._keep_canaries(new_canaries)
+            self._landed.update(landed)
             return new.height
 
-    def _check_owners(self, measurements: pl.DataFrame) -> None:
+    def _check_owners(self, measurements: pl.DataFrame, *, finished: bool) -> None:
         for run_id in measurements["run_id"].unique(maintain_order=True):
             run = self._runs.get(run_id)
             if run is None:
                 raise InvalidInputError(f"measurements of the unknown run {run_id!r}")
-            if run.state.is_finished():
+            if run.state.is_finished() and not finished:
                 raise InvalidInputError(f"run {run_id} is finished ({run.state}) and takes no more measurements")
         for name in measurements["device"].unique(maintain_order=True):
             if name not in self._devices:
@@ -253,8 +269,11 @@ class MemoryStore(MemoryRuns):
         watermark: int | None = None,
         after: int = 0,
         workload_ids: Sequence[str] | None = None,
+        flagged: bool = False,
     ) -> pl.DataFrame:
         condition = (pl.col("state") == _OK) & (pl.col("seq") > after)
+        if not flagged:
+            condition &= _STEADY
         if watermark is not None:
             condition &= pl.col("seq") <= watermark
         if devices is not None:
@@ -274,10 +293,12 @@ class MemoryStore(MemoryRuns):
         watermark: int | None = None,
         after: int = 0,
         batch_rows: int = 100_000,
+        flagged: bool = False,
     ) -> Iterator[pl.DataFrame]:
         if batch_rows < 1:
             raise InvalidInputError(f"batch_rows is {batch_rows}; at least 1")
-        return self.samples(devices=devices, watermark=watermark, after=after).iter_slices(batch_rows)
+        frame = self.samples(devices=devices, watermark=watermark, after=after, flagged=flagged)
+        return frame.iter_slices(batch_rows)
 
     def sample_languages(self, *, watermark: int | None = None) -> dict[str, dict[str, int]]:
         frame = self.samples(watermark=watermark)
@@ -311,14 +332,22 @@ class MemoryStore(MemoryRuns):
             {"workload_id": list(dict.fromkeys(workload_ids))}, schema={"workload_id": pl.String}
         ).with_row_index("place")
         with self._lock:
-            timed = self.samples(devices=[device], workload_ids=workload_ids)
+            timed = self._joined().filter(
+                (pl.col("state") == _OK)
+                & (pl.col("device") == device)
+                & pl.col("workload_id").is_in(list(workload_ids))
+            )
             order = self._programs.select("program_id").with_row_index("program_no")
         return (
             timed.group_by("program_id", maintain_order=True)
-            .agg(pl.col("workload_id", "sketch_id", "decisions").first(), pl.col("latency_s").median())
+            .agg(
+                pl.col("workload_id", "sketch_id", "decisions").first(),
+                pl.coalesce(pl.col("latency_s").filter(_STEADY).median(), pl.col("latency_s").median()),
+                (~_STEADY).all().alias("canary_off"),
+            )
             .join(order, on="program_id", how="left", maintain_order="left")
             .join(wanted, on="workload_id", how="inner", maintain_order="left")
-            .sort("place", "latency_s", "program_no")
+            .sort("place", "canary_off", "latency_s", "program_no")
             .filter(pl.int_range(pl.len()).over("place") < top)
             .select(BEST_COLUMNS)
         )

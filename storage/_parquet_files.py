@@ -23,7 +23,7 @@ from storage._rows import now_utc
 from storage.errors import AlreadyExistsError, InvalidInputError, NotFoundError, StoreError, StoreVersionError, TlpError
 
 FORMAT = "tlp-measurements"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 _MANIFEST = "manifest.json"
 
@@ -65,7 +65,7 @@ def write_tables(
         rows[name], digests[name] = frame.height, _digest(path)
     manifest = {
         "format": FORMAT,
-        "format_version": FORMAT_VERSION,
+        "format_version": FORMAT_VERSION if _has_flagged(tables) else 1,
         "release": release(),
         "exported_at": now_utc().isoformat(),
         "devices": devices,
@@ -130,6 +130,11 @@ def _not_exported(folder: Path, exc: BaseException) -> InvalidInputError:
         f"{folder} is not a folder written by `tlp export parquet`, or is damaged: {_cause(exc)}",
         next_command="tlp export parquet --help",
     )
+
+
+def _has_flagged(tables: Mapping[str, pl.DataFrame]) -> bool:
+    measured = tables.get("measurements")
+    return measured is not None and bool(measured["canary_off"].fill_null(False).any())
 
 
 def _digest(path: Path) -> str:

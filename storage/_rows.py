@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+from storage._quality_types import Canary, RoundQuality
 from storage._types import Device, ModelEvent, Network, RunState, Sketch, TuningResult, Workload, canonical_json
 from storage.errors import InvalidInputError, NotFoundError
 from storage.names import validate_name
@@ -127,6 +129,39 @@ def checked_tuning_result(result: TuningResult) -> TuningResult:
 def checked_model_event(event: ModelEvent) -> ModelEvent:
     """The event as any store returns it. Raises InvalidInputError for a time without zone."""
     return replace(event, at=to_utc(to_naive_utc(event.at)))
+
+
+def checked_canary(canary: Canary) -> Canary:
+    """The canary as any store returns it. Raises InvalidInputError for numbers that cannot be."""
+    for what, value, least in (
+        ("latency", canary.latency_s, None),
+        ("reference", canary.reference_s, None),
+        ("dispersion", canary.dispersion, 0.0),
+    ):
+        if value is not None and not (math.isfinite(value) and (value > 0 or value == least)):
+            raise InvalidInputError(f"a canary of device {canary.device} has the {what} {value}")
+    facts = json_value(json_text(f"facts of a canary of device {canary.device}", canary.facts))
+    return replace(canary, at=to_utc(to_naive_utc(canary.at)), facts=facts)
+
+
+def checked_round(quality: RoundQuality) -> RoundQuality:
+    """The quality as any store returns it. Raises InvalidInputError for counts that cannot be."""
+    counts = (quality.visit, quality.programs, quality.ties, *quality.pairs)
+    right = zip(quality.pairs_right, quality.pairs, strict=False)
+    if (
+        min(counts) < 0
+        or len(quality.pairs) != len(quality.pairs_right)
+        or not all(0 <= got <= of for got, of in right)
+        or not all(0 < ratio <= 1 for ratio in quality.best_of.values())
+    ):
+        raise InvalidInputError(f"the quality of a round on {quality.device} has counts that cannot be: {quality}")
+    return replace(
+        quality,
+        at=to_utc(to_naive_utc(quality.at)),
+        pairs=tuple(quality.pairs),
+        pairs_right=tuple(map(float, quality.pairs_right)),
+        best_of=dict(quality.best_of),
+    )
 
 
 def first_by(rows: Iterable[_Row], key: str) -> dict[str, _Row]:

@@ -167,4 +167,47 @@ _INITIAL = Migration(
     ),
 )
 
-MIGRATIONS: tuple[Migration, ...] = (_INITIAL,)
+_TRUST = Migration(
+    2,
+    "canaries, quality of rounds, landing ledger",
+    (
+        # NULL: not known (measured before there were canaries, imported).
+        "ALTER TABLE measurements ADD COLUMN canary_off BOOLEAN",
+        """
+        CREATE TABLE canaries (
+            canary_no BIGINT NOT NULL,
+            canary_id VARCHAR PRIMARY KEY,
+            device VARCHAR NOT NULL,
+            run_id VARCHAR,
+            at_utc TIMESTAMP NOT NULL,
+            state VARCHAR NOT NULL,
+            latency_s DOUBLE CHECK (latency_s IS NULL OR (isfinite(latency_s) AND latency_s > 0)),
+            dispersion DOUBLE CHECK (dispersion IS NULL OR (isfinite(dispersion) AND dispersion >= 0)),
+            reference_s DOUBLE CHECK (reference_s IS NULL OR (isfinite(reference_s) AND reference_s > 0)),
+            reason VARCHAR NOT NULL,
+            facts VARCHAR NOT NULL  -- JSON
+        )
+        """,
+        """
+        CREATE TABLE round_qualities (
+            round_no BIGINT NOT NULL,
+            run_id VARCHAR NOT NULL,
+            device VARCHAR NOT NULL,
+            version VARCHAR NOT NULL,
+            workload_id VARCHAR NOT NULL,
+            at_utc TIMESTAMP NOT NULL,
+            visit INTEGER NOT NULL CHECK (visit >= 0),
+            programs INTEGER NOT NULL CHECK (programs >= 0),
+            pairs INTEGER[] NOT NULL,
+            pairs_right DOUBLE[] NOT NULL CHECK (len(pairs_right) = len(pairs)),
+            ties INTEGER NOT NULL CHECK (ties >= 0),
+            best_of VARCHAR NOT NULL,  -- JSON
+            canary_off BOOLEAN
+        )
+        """,
+        # Landing files whose rows are in: written in the transaction of the rows.
+        "CREATE TABLE landed_files (name VARCHAR PRIMARY KEY, at_utc TIMESTAMP NOT NULL)",
+    ),
+)
+
+MIGRATIONS: tuple[Migration, ...] = (_INITIAL, _TRUST)

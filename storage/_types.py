@@ -13,6 +13,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from storage._quality_types import Canary
+
 
 class DeviceState(StrEnum):
     """Where a device is in its life (see docs/architecture.md)."""
@@ -234,6 +236,7 @@ class Measurement:
         run_secs: every repeat, seconds; empty unless OK.
         latency_s: median of `run_secs`; None unless OK.
         error: reason in one sentence; None if OK.
+        canary_off: it was measured while the device's canary was off: kept, but training leaves it out. None: unknown.
     """
 
     measurement_id: str
@@ -245,15 +248,17 @@ class Measurement:
     run_secs: tuple[float, ...] = ()
     latency_s: float | None = None
     error: str | None = None
+    canary_off: bool | None = None
 
 
 @dataclass(frozen=True)
 class MeasurementBatch:
-    """What one transaction of a measuring run adds. Sketches and programs known already are left alone."""
+    """What one transaction of a measuring run adds. What is known already is left alone."""
 
     sketches: Sequence[Sketch]
     programs: Sequence[Program]
     measurements: Sequence[Measurement]
+    canaries: Sequence[Canary] = ()
 
 
 @dataclass(frozen=True)
@@ -303,12 +308,19 @@ class ModelEvent:
 
 @dataclass(frozen=True)
 class DeviceCounts:
-    """Samples of a device so far."""
+    """Samples of a device so far.
+
+    Attributes:
+        samples_ok: OK measurements that training takes.
+        samples_failed: measurements in an error state.
+        samples_flagged: OK measurements made while the canary was off: kept, not trained on, not in `samples_ok`.
+    """
 
     samples_ok: int
     samples_failed: int
     first_at: datetime | None
     last_at: datetime | None
+    samples_flagged: int = 0
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,12 @@
     network_tasks.parquet   network, task, workload_id, weight; in task order
     sketches.parquet        sketch_id, workload_id, language, instructions_json, decision_width
     programs.parquet        as `MeasurementStore.programs`
-    measurements.parquet    measurement_id, program_id, device, at, state, run_secs, latency_s, error; oldest first
+    measurements.parquet    measurement_id, program_id, device, at, state, run_secs, latency_s, error, canary_off;
+                            oldest first
 
-Runs, tuning results and model events stay behind: they tell what happened in one place.
+Runs, canaries, tuning results and model events stay behind: they tell what happened in one place. What a canary said of
+a measurement goes along (`canary_off`); a folder that has flagged ones is of format 2, so that a release that does not
+know the flag refuses it instead of training on them.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from storage.testing._examples import (
     failed,
     ok,
 )
+from storage.testing._quality import QualityContract
 from storage.testing._samples import SampleContract
 
 __all__ = [
@@ -38,7 +39,7 @@ __all__ = [
 ]
 
 
-class StoreContract(CatalogContract, SampleContract):
+class StoreContract(CatalogContract, SampleContract, QualityContract):
     """Derive, and give the fixture `store`: an empty store."""
 
     @pytest.fixture

@@ -118,6 +118,7 @@ class SampleContract:
             "state",
             "error",
             "run_secs",
+            "canary_off",
         }
         assert frame["state"].to_list() == ["OK", "TIMEOUT"]
         assert frame["error"].to_list() == [None, "longer than 10 s"]
@@ -244,11 +245,11 @@ class SampleContract:
         assert store.measured_program_ids("a", first_id) == {mine.program(n).program_id for n in (0, 1, 2)}
         assert store.measured_program_ids("b", second_id) == set()
         best = store.best_programs("a", [second_id, first_id, "unknown"], top=2)
-        assert best.columns == ["workload_id", "program_id", "sketch_id", "decisions", "latency_s"]
+        assert best.columns == ["workload_id", "program_id", "sketch_id", "decisions", "latency_s", "canary_off"]
         assert best.rows() == [
-            (second_id, second.program(0).program_id, second.sketch.sketch_id, [0, 1], 7e-3),
-            (first_id, mine.program(1).program_id, mine.sketch.sketch_id, [1, 1], 2e-3),
-            (first_id, mine.program(0).program_id, mine.sketch.sketch_id, [0, 1], 5e-3),
+            (second_id, second.program(0).program_id, second.sketch.sketch_id, [0, 1], 7e-3, False),
+            (first_id, mine.program(1).program_id, mine.sketch.sketch_id, [1, 1], 2e-3, False),
+            (first_id, mine.program(0).program_id, mine.sketch.sketch_id, [0, 1], 5e-3, False),
         ]
         assert store.best_programs("a", [first_id])["decisions"].to_list() == [[1, 1]]
 

@@ -8,16 +8,20 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
 import pytest
 
-from storage import DuckDBStore, _migrations
+from storage import DuckDBStore, Program, _migrations
 from storage._connection import map_duckdb_errors
 from storage._schema import MIGRATIONS, Migration
 from storage.errors import StoreCorruptError, StoreError, StoreLockedError, StoreVersionError
-from storage.testing import Scene, example_device
+from storage.testing import Scene, example_device, example_sketch, example_workload
+
+
+NEXT = MIGRATIONS[-1].version + 1
 
 
 @pytest.fixture
@@ -60,21 +64,45 @@ def test_newer_schema_is_refused_with_the_command_to_type(path: Path, monkeypatc
 
 def test_migration_is_applied_to_an_older_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Scene(DuckDBStore(path)).add(1e-3)
-    later = Migration(2, "notes", ("CREATE TABLE notes (text VARCHAR)", "INSERT INTO notes VALUES ('kept')"))
+    later = Migration(NEXT, "notes", ("CREATE TABLE notes (text VARCHAR)", "INSERT INTO notes VALUES ('kept')"))
     monkeypatch.setattr(_migrations, "MIGRATIONS", (*MIGRATIONS, later))
     another_process(monkeypatch)
     assert DuckDBStore(path).watermark() == 1
     with duckdb.connect(str(path), read_only=True) as con:
         assert con.execute("SELECT text FROM notes").fetchall() == [("kept",)]
-        assert con.execute("SELECT max(version) FROM migrations").fetchall() == [(2,)]
+        assert con.execute("SELECT max(version) FROM migrations").fetchall() == [(NEXT,)]
     another_process(monkeypatch)
     assert DuckDBStore(path).watermark() == 1
 
 
+def test_a_store_of_the_first_schema_is_brought_up_to_date(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(_migrations, "MIGRATIONS", MIGRATIONS[:1])
+        store = DuckDBStore(path)
+    workload = example_workload()
+    program = Program.make(example_sketch(workload), (0, 1))
+    with duckdb.connect(str(path)) as con:  # as the release before wrote it
+        con.execute("INSERT INTO devices VALUES ('old', '{}', 'x86_64', 1, '{}', '{}', '2026-01-01')")
+        con.execute("INSERT INTO programs VALUES (1, 1, ?, ?, 'w', [0, 1])", [program.program_id, program.sketch_id])
+        con.execute(
+            "INSERT INTO measurements VALUES (1, 1, 'm', 1, 'old', 'r', '2026-01-01', 'OK', [0.5], 0.5, NULL),"
+            " (2, 2, 'n', 1, 'old', 'r', '2026-01-01', 'TIMEOUT', [], NULL, 'slow')"
+        )
+    another_process(monkeypatch)
+    store = DuckDBStore(path)
+    assert store.measurements()["canary_off"].to_list() == [None, None]
+    assert store.samples()["measurement_id"].to_list() == ["m"]
+    assert (store.canaries(), store.round_qualities(), store.landed_files(["x"])) == ([], [], set())
+    scene = Scene(store, "new")
+    assert store.add_measurements(scene.batch([replace(scene.ok("flagged", 0), canary_off=True)], [0])) == 1
+    assert store.device_counts()["old"].samples_ok == 1
+    assert store.device_counts()["new"].samples_flagged == 1
+
+
 def test_failed_migration_leaves_neither_tables_nor_record(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Scene(DuckDBStore(path)).add(1e-3)
-    good = Migration(2, "good", ("CREATE TABLE good (x INTEGER)",))
-    bad = Migration(3, "bad", ("CREATE TABLE bad (x INTEGER)", "INSERT INTO no_such_table VALUES (1)"))
+    good = Migration(NEXT, "good", ("CREATE TABLE good (x INTEGER)",))
+    bad = Migration(NEXT + 1, "bad", ("CREATE TABLE bad (x INTEGER)", "INSERT INTO no_such_table VALUES (1)"))
     monkeypatch.setattr(_migrations, "MIGRATIONS", (*MIGRATIONS, good, bad))
     another_process(monkeypatch)
     with pytest.raises(StoreError, match="no_such_table"):
@@ -84,13 +112,13 @@ def test_failed_migration_leaves_neither_tables_nor_record(path: Path, monkeypat
         versions = con.execute("SELECT version FROM migrations ORDER BY version").fetchall()
     assert "good" in tables
     assert "bad" not in tables
-    assert versions == [(1,), (2,)]
+    assert versions == [(n,) for n in range(1, NEXT + 1)]
     monkeypatch.setattr(_migrations, "MIGRATIONS", (*MIGRATIONS, good))
     assert DuckDBStore(path).watermark() == 1
 
 
 def test_failed_creation_leaves_no_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bad = Migration(2, "bad", ("INSERT INTO no_such_table VALUES (1)",))
+    bad = Migration(NEXT, "bad", ("INSERT INTO no_such_table VALUES (1)",))
     with monkeypatch.context() as patch:
         patch.setattr(_migrations, "MIGRATIONS", (*MIGRATIONS, bad))
         with pytest.raises(StoreError, match="no_such_table"):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -323,3 +325,33 @@ def test_failed_import_closes_its_run(tmp_path: Path, monkeypatch: pytest.Monkey
     assert run.state is RunState.FAILED
     assert "full" in run.reason
     assert store.watermark() == 0
+
+
+def test_what_the_canary_said_goes_along_and_older_releases_refuse_it(target: MeasurementStore, tmp_path: Path) -> None:
+    source = MemoryStore()
+    scene = Scene(source, "a")
+    scene.add(1e-3)
+    export_parquet(source, tmp_path / "plain")
+    flags = [True, False, None]
+    rows = [replace(scene.ok(f"m{i}", i), canary_off=flag) for i, flag in enumerate(flags)]
+    source.add_measurements(scene.batch(rows, range(3)))
+    export_parquet(source, tmp_path / "flagged")
+    versions = [
+        json.loads((tmp_path / n / "manifest.json").read_text())["format_version"] for n in ("plain", "flagged")
+    ]
+    assert versions == [1, 2]
+    import_parquet(target, tmp_path / "flagged")
+    assert target.measurements()["canary_off"].to_list() == [None, *flags]
+    assert target.samples().height == 3
+
+
+def test_a_folder_of_before_there_were_canaries_is_read(target: MeasurementStore, tmp_path: Path) -> None:
+    folder = tmp_path / "old"
+    export_parquet(filled(MemoryStore()), folder)
+    measured = folder / "measurements.parquet"
+    pl.read_parquet(measured).drop("canary_off").write_parquet(measured)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["sha256"]["measurements"] = hashlib.sha256(measured.read_bytes()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert import_parquet(target, folder).stored == 4
+    assert target.measurements()["canary_off"].to_list() == [None] * 4
