@@ -19,6 +19,8 @@ from tlp.measure import worker
 
 LOG_BYTES = 1 << 20  # what a worker prints is kept up to here, for the reason of its death
 KILL_WAIT_S = 10.0
+# -P: the file's folder stays out of sys.path.
+LOCAL_WORKER = ("-P", str(Path(worker.__file__).resolve()))
 
 # The kernel's parent-death signal is tied to the *thread* that started the child, so all workers are started by one
 # thread that lives as long as this process.
@@ -32,14 +34,15 @@ class WorkerProcess:
     session stays the parent's: with kernel autogrouping, priorities only count between processes of one session.
 
     Args:
+        program: what Python runs, e.g. `LOCAL_WORKER`; it gets the arguments `FD PARENT_PID CORES`, see
+            `tlp.measure.worker`.
+        hello: the first message it gets.
         threads: threads TVM and OpenMP may use in it.
-        number, repeat, run_timeout_s: evaluator settings.
         cores: CPUs it must stay on; None: all that the parent may use.
     """
 
-    def __init__(
-        self, threads: int, number: int, repeat: int, run_timeout_s: float, cores: Sequence[int] | None
-    ) -> None:
+    def __init__(self, program: Sequence[str], hello: Any, *, threads: int, cores: Sequence[int] | None = None) -> None:
+        self.program = tuple(program)
         self.threads = threads
         self.programs = 0
         self._killed = False
@@ -53,7 +56,7 @@ class WorkerProcess:
             raise
         finally:
             theirs.close()
-        self.send((number, repeat, run_timeout_s))
+        self.send(hello)
 
     def _start(self, theirs: Connection, cores: Sequence[int] | None) -> subprocess.Popen[bytes]:
         env = dict(os.environ)
@@ -63,8 +66,7 @@ class WorkerProcess:
         return subprocess.Popen(
             [
                 sys.executable,
-                "-P",  # the file's folder stays out of sys.path
-                str(Path(worker.__file__).resolve()),
+                *self.program,
                 str(theirs.fileno()),
                 str(os.getpid()),
                 ",".join(map(str, cores)) if cores is not None else "-",

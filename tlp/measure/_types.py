@@ -95,8 +95,8 @@ class Runner(ABC):
     **Value or error.** OK outcomes have at least one repeat, all of them finite and positive seconds; others have none.
 
     **Errors.** `DeviceError` when nothing can be measured at all (worker processes do not start), its subclass
-    `DeviceLostError` when the device does not answer for longer than the runner waits; `InvalidInputError` when the runner was closed or is in use. Exceptions of the inputs' iterator pass
-    through unchanged.
+    `DeviceLostError` when the device does not answer for longer than the runner waits; `InvalidInputError` when the
+    runner was closed or is in use. Exceptions of the inputs' iterator pass through unchanged.
 
     **Closing** ends all processes and connections. It may be called more than once, and at any time.
     """

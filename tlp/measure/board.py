@@ -259,7 +259,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--key", required=True, help="the name hosts ask for; boards of one kind share it")
     parser.add_argument("--host", default="0.0.0.0", help="address to listen on (default: all)")
     parser.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
-    parser.add_argument("--public", metavar="HOST", help="address hosts reach this board at, if the tracker sees another")
+    parser.add_argument(
+        "--public", metavar="HOST", help="address hosts reach this board at (default: seen)"
+    )
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     host, _, port = options.tracker.rpartition(":")

@@ -2,49 +2,25 @@
 
 from __future__ import annotations
 
-import math
+import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import Self
 
 from storage import MeasurementState
 from tlp.errors import DeviceError, InvalidInputError
-from tlp.measure._process import WorkerProcess
+from tlp.measure._process import LOCAL_WORKER, WorkerProcess
+from tlp.measure._slot import Slot, check_message, failure, success
 from tlp.measure._types import MeasureInput, MeasureOutcome, Runner
 from tlp.settings import Settings
+
+log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 120.0  # importing tvm takes 1-5 s; a loaded machine may need far longer
 MAX_FAILED_STARTS = 3
 RECYCLE_AFTER = 500  # programs per worker: bounds what TVM's caches and the JIT leak
-
-
-@dataclass
-class _Slot:
-    """One worker and what it is doing. `phase`: idle, start, build or run."""
-
-    worker: WorkerProcess | None = None
-    phase: str = "idle"
-    job: MeasureInput | None = None
-    deadline: float = math.inf
-    since: float = field(default_factory=time.monotonic)
-    build_s: float = 0.0
-
-    def enter(self, phase: str, limit_s: float) -> None:
-        """Start a phase that may take `limit_s` seconds."""
-        self.phase = phase
-        self.since = time.monotonic()
-        self.deadline = self.since + limit_s
-
-    def stop(self) -> None:
-        """End the worker; the next job gets a new one."""
-        if self.worker is not None:
-            self.worker.kill()
-        self.worker = None
-        self.phase = "idle"
-        self.deadline = math.inf
 
 
 class LocalRunner(Runner):
@@ -88,7 +64,7 @@ class LocalRunner(Runner):
         self._number = number
         self._repeat = repeat
         self._cores = cores
-        self._slots = [_Slot() for _ in range(workers)]
+        self._slots = [Slot() for _ in range(workers)]
         self._failed_starts = 0
         self._in_use = False
         self._closed = False
@@ -148,7 +124,7 @@ class LocalRunner(Runner):
                     slot.job = None
                     slot.stop()
 
-    def _dispatch(self, index: int, slot: _Slot) -> None:
+    def _dispatch(self, index: int, slot: Slot) -> None:
         """Give `slot.job` to the slot's worker, or start a worker that gets it when it is ready."""
         assert slot.job is not None
         threads = int(slot.job.target.get("num-cores") or os.cpu_count() or 1)
@@ -157,14 +133,17 @@ class LocalRunner(Runner):
             slot.stop()
         if slot.worker is not None:
             slot.worker.trim_log()
-            if slot.worker.send((slot.job.module_json, dict(slot.job.target), slot.job.args)):
+            job = slot.job
+            if slot.worker.send((job.module_json, dict(job.target), job.args, check_message(job))):
                 slot.worker.programs += 1
                 slot.enter("build", self._build_timeout_s)
                 return
             slot.stop()  # it died while idle: nobody's fault, a new one takes the job
         cores = self._cores[index] if self._cores is not None else None
         try:
-            slot.worker = WorkerProcess(threads, self._number, self._repeat, self._run_timeout_s, cores)
+            slot.worker = WorkerProcess(
+                LOCAL_WORKER, (self._number, self._repeat, self._run_timeout_s), threads=threads, cores=cores
+            )
         except OSError as exc:
             raise DeviceError(f"a worker process cannot be started: {exc}", next_command="tlp doctor") from exc
         slot.enter("start", START_TIMEOUT_S)
@@ -187,7 +166,7 @@ class LocalRunner(Runner):
                 slot.job = None
                 yield outcome
 
-    def _hear(self, slot: _Slot) -> MeasureOutcome | None:
+    def _hear(self, slot: Slot) -> MeasureOutcome | None:
         """React to one message; the outcome if the program is through."""
         assert slot.worker is not None and slot.job is not None
         message = slot.worker.receive()
@@ -204,21 +183,28 @@ class LocalRunner(Runner):
                 slot.enter("run", self._run_timeout_s)
                 return None
             case ("ok", run_secs, run_s):
-                slot.phase, slot.deadline = "idle", math.inf
-                if not all(math.isfinite(s) and s > 0 for s in run_secs):
-                    reason = f"the evaluator returned run times that cannot be: {run_secs}"
-                    return _failure(slot.job, MeasurementState.RUN_ERROR, reason, slot.build_s, run_s)
-                return MeasureOutcome(slot.job.key, MeasurementState.OK, tuple(run_secs), None, slot.build_s, run_s)
+                slot.idle()
+                return success(slot.job, run_secs, slot.build_s, run_s)
+            case ("checking", run_secs, run_s):
+                slot.outcome = success(slot.job, run_secs, slot.build_s, run_s)
+                slot.enter("check", 2 * self._build_timeout_s + self._run_timeout_s)
+                return None
+            case ("right", note):
+                slot.idle()
+                return self._checked(slot, note)
+            case ("wrong", reason):
+                slot.idle()
+                return failure(slot.job, MeasurementState.WRONG_RESULT, reason, slot.build_s, spent)
             case ("failed", phase, reason, wall_s):
-                slot.phase, slot.deadline = "idle", math.inf
+                slot.idle()
                 if phase == "build":
-                    return _failure(slot.job, MeasurementState.BUILD_ERROR, reason, wall_s, 0.0)
+                    return failure(slot.job, MeasurementState.BUILD_ERROR, reason, wall_s, 0.0)
                 state = MeasurementState.TIMEOUT if phase == "timeout" else MeasurementState.RUN_ERROR
-                return _failure(slot.job, state, reason, slot.build_s, wall_s)
+                return failure(slot.job, state, reason, slot.build_s, wall_s)
             case _:
                 raise DeviceError(f"a worker said {message!r}, which is not in the protocol")
 
-    def _died(self, slot: _Slot, spent: float) -> MeasureOutcome | None:
+    def _died(self, slot: Slot, spent: float) -> MeasureOutcome | None:
         assert slot.worker is not None and slot.job is not None
         why, phase = slot.worker.why_dead(), slot.phase
         slot.stop()
@@ -226,30 +212,36 @@ class LocalRunner(Runner):
             self._start_failed(slot, why)
             return None
         if phase == "build":
-            return _failure(slot.job, MeasurementState.BUILD_ERROR, f"{why} while building", spent, 0.0)
-        return _failure(slot.job, MeasurementState.RUN_ERROR, f"{why} while running", slot.build_s, spent)
+            return failure(slot.job, MeasurementState.BUILD_ERROR, f"{why} while building", spent, 0.0)
+        doing = "its results were checked" if phase == "check" else "running"
+        return failure(slot.job, MeasurementState.RUN_ERROR, f"{why} while {doing}", slot.build_s, spent)
 
-    def _overdue(self, slot: _Slot) -> MeasureOutcome | None:
+    def _checked(self, slot: Slot, note: str | None) -> MeasureOutcome:
+        """The outcome of a program whose results are right, or could not be compared for no fault of its own."""
+        assert slot.outcome is not None and slot.job is not None
+        if note is not None:
+            log.warning("the results of program %s were not checked: %s", slot.job.key, note)
+        return slot.outcome
+
+    def _overdue(self, slot: Slot) -> MeasureOutcome | None:
         assert slot.job is not None
         phase, spent = slot.phase, time.monotonic() - slot.since
         slot.stop()
         if phase == "start":
             self._start_failed(slot, f"worker was not ready after {START_TIMEOUT_S:g} s")
             return None
+        if phase == "check":
+            return self._checked(slot, f"computing the reference took longer than {spent:.0f} s")
         if phase == "build":
             reason = f"build took longer than {self._build_timeout_s:g} s"
-            return _failure(slot.job, MeasurementState.TIMEOUT, reason, spent, 0.0)
+            return failure(slot.job, MeasurementState.TIMEOUT, reason, spent, 0.0)
         reason = f"run took longer than {self._run_timeout_s:g} s"
-        return _failure(slot.job, MeasurementState.TIMEOUT, reason, slot.build_s, spent)
+        return failure(slot.job, MeasurementState.TIMEOUT, reason, slot.build_s, spent)
 
-    def _start_failed(self, slot: _Slot, why: str) -> None:
+    def _start_failed(self, slot: Slot, why: str) -> None:
         self._failed_starts += 1
         if self._failed_starts >= MAX_FAILED_STARTS:
             raise DeviceError(
                 f"{self._failed_starts} workers in a row did not start; the last: {why}", next_command="tlp doctor"
             )
         self._dispatch(self._slots.index(slot), slot)
-
-
-def _failure(job: MeasureInput, state: MeasurementState, reason: str, build_s: float, run_s: float) -> MeasureOutcome:
-    return MeasureOutcome(job.key, state, (), reason, build_s, run_s)

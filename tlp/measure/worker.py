@@ -4,10 +4,14 @@ Started as a script, not with `-m`: it needs tvm and numpy and nothing of this p
 is up in about a second. Usage: `python -P worker.py FD PARENT_PID CORES`, FD being one end of a
 `multiprocessing.Pipe` and CORES a comma-separated list of CPUs to stay on, or `-`.
 
-Messages in: `(module_json, target, args)`, after one `(number, repeat, run_timeout_s)`; out, per program:
+Messages in: `(module_json, target, args, check)`, after one `(number, repeat, run_timeout_s)`, where check is None or
+`(module_json, reference_json, reference_id, args)`; out, per program:
 
     ("built", build_s)                             the build is over, running starts
     ("ok", run_secs, run_s)                        seconds per repeat, wall seconds
+    ("checking", run_secs, run_s)                  the same, and its results are compared now; then one of
+        ("right", note)                            they are right; note: None, or why they could not be compared
+        ("wrong", reason)                          they are not, or computing them raised
     ("failed", "build" | "run", reason, wall_s)    it raised
     ("failed", "timeout", reason, wall_s)          the warm-up was so slow that no repeat fits in the time-out
 
@@ -31,6 +35,9 @@ REASON_CHARS = 300
 # Reads every argument but the first out of the caches before each repeat: weights are cold in a real network, while the
 # input was just written by the layer before.
 CACHE_FLUSH = "cache_flush_cpu_non_first_arg"
+REFERENCES_KEPT = 16
+# A schedule may sum in any order; what is off by more than this part of the largest value is another computation.
+TOLERANCE = {"float64": 1e-6, "float32": 1e-3, "float16": 2e-2}
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -47,6 +54,9 @@ def one_line(exc: BaseException) -> str:
     return f"{type(exc).__name__}: {lines[0] if lines else 'no message'}"[:REASON_CHARS]
 
 
+Check = tuple[str, str, str, Sequence[tuple[str, Sequence[int]]]]
+
+
 class TooSlowError(Exception):
     """Not even one repeat fits in the run time-out."""
 
@@ -59,6 +69,49 @@ def repeats_that_fit(once_s: float, repeat: int, left_s: float) -> int:
     if once_s <= SLOW_RUN_S:
         return repeat
     return max(0, min(repeat, int(left_s / once_s) - 1))
+
+
+def check_values(args: Sequence[tuple[str, Sequence[int]]]) -> list[Any]:
+    """Values to compute results from, the same in every process; floats in [0, 1), integers 0 or 1.
+
+    Raises:
+        TypeError: numpy does not know a dtype.
+    """
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    values: list[Any] = []
+    for dtype, shape in args:
+        kind = np.dtype(dtype)
+        small = kind.kind in "iub"
+        drawn = rng.integers(0, 2, size=tuple(shape)) if small else rng.random(tuple(shape), dtype="float32")
+        values.append(drawn.astype(kind))
+    return values
+
+
+def difference(results: Sequence[Any], reference: Sequence[Any]) -> str | None:
+    """Where results are not those of the reference, in one line; None if they agree.
+
+    NaN agrees with NaN only. Integers agree exactly, floats within `TOLERANCE` of the largest value of their array.
+    """
+    import numpy as np
+
+    for number, (ours, theirs) in enumerate(zip(results, reference, strict=True)):
+        if ours.dtype.kind not in "fV":
+            wrong = ours != theirs
+        else:
+            a, b = ours.astype("float64"), theirs.astype("float64")
+            finite = np.abs(b[np.isfinite(b)])
+            scale = max(1e-6, float(finite.max(initial=0.0)))
+            near = np.isclose(a, b, rtol=0.0, atol=scale * TOLERANCE.get(str(ours.dtype), 2e-2), equal_nan=True)
+            wrong = ~near
+        if wrong.any():
+            first = tuple(int(i) for i in np.argwhere(wrong)[0])
+            return (
+                f"argument {number} differs from the reference in {int(wrong.sum())} of {wrong.size} places, "
+                f"first at {first}: {ours[first]} instead of {theirs[first]}"
+            )
+    return None
 
 
 class ValuePool:
@@ -108,6 +161,7 @@ class Engine:
         self._run_timeout_s = run_timeout_s
         self._pool = ValuePool()
         self._targets: dict[str, Any] = {}
+        self._references: dict[str, list[Any]] = {}
 
     def build(self, module_json: str, target: Mapping[str, Any]) -> Any:
         """The loaded library, machine code included (looking `main` up makes the JIT compile it)."""
@@ -137,6 +191,35 @@ class Engine:
         )
         return [float(seconds) for seconds in evaluator(*arrays).results]
 
+    def reference(self, check: Check, target: Mapping[str, Any]) -> list[Any]:
+        """What the reference computes from `check_values`, every argument; computed once, the last few are kept."""
+        _module, reference_json, name, args = check
+        if name not in self._references:
+            while len(self._references) >= REFERENCES_KEPT:
+                self._references.pop(next(iter(self._references)))
+            self._references[name] = self.results(self.build(reference_json, target), target, args)
+        return self._references[name]
+
+    def results(self, library: Any, target: Mapping[str, Any], args: Sequence[tuple[str, Sequence[int]]]) -> list[Any]:
+        """Every argument after one run on `check_values`, as numpy arrays."""
+        device = self._device(str(target["kind"]))
+        arrays = [self._tvm.runtime.tensor(values, device) for values in check_values(args)]
+        library["main"](*arrays)
+        device.sync()
+        return [array.numpy() for array in arrays]
+
+    def compare(self, check: Check, target: Mapping[str, Any]) -> tuple[str, str | None]:
+        """`("right", None)`, `("right", why it could not be compared)` or `("wrong", reason)`."""
+        try:
+            reference = self.reference(check, target)
+        except Exception as exc:  # noqa: BLE001 - not the program's fault, whatever it is
+            return "right", f"the reference cannot be computed: {one_line(exc)}"
+        try:
+            reason = difference(self.results(self.build(check[0], target), target, check[3]), reference)
+        except Exception as exc:  # noqa: BLE001 - whatever a program raises is that program's outcome
+            return "wrong", one_line(exc)
+        return ("right", None) if reason is None else ("wrong", reason)
+
     def _device(self, kind: str) -> Any:
         return self._tvm.cpu(0) if kind in ("llvm", "c") else self._tvm.device(kind, 0)
 
@@ -155,15 +238,17 @@ def serve(connection: Connection) -> None:
     engine = Engine(number, repeat, run_timeout_s)
     connection.send(("ready",))
     while True:
-        module_json, target, args = connection.recv()
+        module_json, target, args, check = connection.recv()
         phase, started = "build", time.perf_counter()
         try:
             library = engine.build(module_json, target)
             connection.send(("built", time.perf_counter() - started))
             phase, started = "run", time.perf_counter()
             run_secs = engine.run(library, target, args)
-            connection.send(("ok", run_secs, time.perf_counter() - started))
+            connection.send(("ok" if check is None else "checking", run_secs, time.perf_counter() - started))
             del library
+            if check is not None:
+                connection.send(engine.compare(check, target))
         except ConnectionError:
             raise  # the pipe, not the program: the parent is gone
         except TooSlowError as exc:
