@@ -54,6 +54,8 @@ class Manifest:
         seeds: seeds of the training.
         metrics: final figures, e.g. `train_loss`, `validation_top1`, `seconds`.
         curves: one list per figure, one value per epoch.
+        watermarks: device → largest sequence number of its samples that the weights learned from, where that is less
+            than `watermark`: a head that a training kept and did not train.
         format: version of the directory's layout.
     """
 
@@ -69,7 +71,12 @@ class Manifest:
     seeds: tuple[int, ...]
     metrics: Mapping[str, float] = field(default_factory=dict)
     curves: Mapping[str, list[float]] = field(default_factory=dict)
+    watermarks: Mapping[str, int] = field(default_factory=dict)
     format: int = FORMAT
+
+    def learned_until(self, device: str) -> int:
+        """The largest sequence number of a device's samples that the weights learned from."""
+        return self.watermarks.get(device, self.watermark)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON; the inverse of `from_json`."""
@@ -134,6 +141,7 @@ _MANIFEST_FORM: Mapping[str, Callable[[Any], bool]] = {
     "seeds": _list_of(_is_count),
     "metrics": _mapping_of(_is_number),
     "curves": _mapping_of(_list_of(_is_number)),
+    "watermarks": _mapping_of(_is_count),
 }
 
 

@@ -73,6 +73,30 @@ def lambda_rank_paper(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
     return lambda_rank(scores, labels, mask, gain=1.0)
 
 
+def distillation(scores: Tensor, taught: Tensor, spread: Tensor) -> Tensor:
+    """How far scores are from those of a teacher, in the teacher's own spread; only differences within a list count.
+
+    Per list the mean of ((s - mean s) - (t - mean t))^2 / spread^2, then the mean over lists with two taught programs.
+    (Learning without Forgetting, Li & Hoiem 2016, arXiv 1606.09282; squared error on the scores instead of a softmax
+    over classes, since a ranking's scores have no classes.)
+
+    Args:
+        scores: `(R, N)`.
+        taught: `(R, N)` the teacher's scores; NaN: not taught.
+        spread: `(R,)` the teacher's standard deviation within a list, positive.
+
+    Returns:
+        Scalar; 0 if no list has two taught programs.
+    """
+    mask = ~taught.isnan()
+    count = mask.sum(dim=1)
+    used = count > 1
+    difference = torch.where(mask, scores - taught.nan_to_num(0.0), 0.0)
+    centre = difference.sum(dim=1) / count.clamp_min(1)
+    squared = torch.where(mask, difference - centre[:, None], 0.0).square().sum(dim=1) / count.clamp_min(1)
+    return (squared / spread.square() * used).sum() / used.sum().clamp_min(1)
+
+
 LOSSES: dict[str, Loss] = {
     "lambda_rank": lambda_rank,
     "list_net": list_net,

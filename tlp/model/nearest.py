@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from tlp.errors import InvalidInputError
 from tlp.model.checkpoint import Checkpoint
+
+MIN_SHARED = 5  # programs of a workload that two devices must have in common for a rank correlation to say anything
 
 # x86-64 psABI level of LLVM's CPU names, by prefix; the first prefix that fits counts.
 _X86_LEVELS: tuple[tuple[str, int], ...] = (
@@ -55,21 +60,73 @@ def x86_level(target: Mapping[str, Any]) -> int:
     return level
 
 
-def similarity(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[int, int, int]:
+def similarity(
+    a: Mapping[str, Any], b: Mapping[str, Any], correlation: float | None = None
+) -> tuple[int, float, int, int]:
     """How alike two targets of one family are; larger is more alike, compared field by field.
 
-    Fields: minus the distance of the x86 vector levels (0 in other families), same mcpu (or GPU architecture), minus
-    the distance of `num-cores`.
+    Fields: minus the distance of the x86 vector levels (0 in other families), the rank correlation on programs that
+    both have measured (0 if there is none: nothing is known), same mcpu (or GPU architecture), minus the distance of
+    `num-cores`.
     """
     is_x86 = "mcpu" in a and "mcpu" in b and "arm" not in f"{a.get('mtriple')}{b.get('mtriple')}"
     levels = abs(x86_level(a) - x86_level(b)) if is_x86 else 0
     same = int(a.get("mcpu", a.get("arch")) == b.get("mcpu", b.get("arch")))
     cores = abs(int(a.get("num-cores", 1)) - int(b.get("num-cores", 1)))
-    return -levels, same, -cores
+    return -levels, correlation or 0.0, same, -cores
 
 
-def nearest_head(checkpoint: Checkpoint, device: str, target: Mapping[str, Any] | None, family: str | None) -> str:
+def rank_correlations(
+    workload: npt.NDArray[np.int64], values: npt.NDArray[np.floating[Any]], column: int
+) -> npt.NDArray[np.float64]:
+    """Spearman's rank correlation of one device with each, per workload on programs that both have, averaged.
+
+    Args:
+        workload: `(P,)` number of each program's workload, equal ones next to each other.
+        values: `(P, H)` latency, or anything that falls or rises with it, in the same sense on all devices; NaN: not
+            measured.
+        column: of the device.
+
+    Returns:
+        `(H,)` means over the workloads with at least `MIN_SHARED` programs in common, of which neither device ranks all
+        alike; NaN: there is no such workload.
+    """
+    starts = np.flatnonzero(np.r_[True, np.diff(workload) != 0])
+    found: list[list[float]] = [[] for _ in range(values.shape[1])]
+    known = ~np.isnan(values)
+    for start, stop in zip(starts, [*starts[1:], len(workload)], strict=True):
+        for other, rhos in enumerate(found):
+            both = start + np.flatnonzero(known[start:stop, column] & known[start:stop, other])
+            if len(both) >= MIN_SHARED:
+                mine, theirs = _ranks(values[both, column]), _ranks(values[both, other])
+                if mine.std() > 0 and theirs.std() > 0:
+                    rhos.append(float(np.corrcoef(mine, theirs)[0, 1]))
+    return np.array([np.mean(rhos) if rhos else np.nan for rhos in found])
+
+
+def _ranks(values: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
+    """Ranks from 0, equal values share their mean rank."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: npt.NDArray[np.float64] = (np.cumsum(counts) - (counts + 1) / 2.0)[place]
+    return ranks
+
+
+def nearest_head(
+    checkpoint: Checkpoint,
+    device: str,
+    target: Mapping[str, Any] | None,
+    family: str | None,
+    *,
+    correlations: Mapping[str, float] | None = None,
+) -> str:
     """The head that scores for `device`: its own, else the most similar (ties: most samples, then name).
+
+    Args:
+        checkpoint: the model.
+        device: name.
+        target: its target.
+        family: its ISA family.
+        correlations: head → rank correlation with the device (`rank_correlations`); None: nothing is known.
 
     Raises:
         InvalidInputError: it has none, and the family is another or the target is not known.
@@ -87,7 +144,11 @@ def nearest_head(checkpoint: Checkpoint, device: str, target: Mapping[str, Any] 
             f"device {device!r} is of family {family!r}, the model of {manifest.family!r}",
             next_command=f"tlp train --device {device}",
         )
+    known = correlations or {}
     return max(
         sorted(checkpoint.heads),
-        key=lambda head: (similarity(target, manifest.targets.get(head, {})), manifest.samples.get(head, 0)),
+        key=lambda head: (
+            similarity(target, manifest.targets.get(head, {}), known.get(head)),
+            manifest.samples.get(head, 0),
+        ),
     )

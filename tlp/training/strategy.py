@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, ClassVar
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +17,16 @@ from tlp.errors import InvalidInputError
 from tlp.model.checkpoint import Checkpoint, Manifest
 from tlp.model.config import TLPConfig
 from tlp.model.encoders import ANSOR, language_of
-from tlp.model.nearest import nearest_head
+from tlp.model.nearest import nearest_head, rank_correlations
 from tlp.model.network import MTLTLP
 from tlp.training.dataset import Dataset
-from tlp.training.trainer import EpochReport, OnEpoch, TrainOptions, fit
+from tlp.training.subset import only, with_labels
+from tlp.training.trainer import EpochReport, OnEpoch, Teacher, TrainOptions, fit, set_threads
 
+JOINT: Final = "joint"
 CALIBRATION = 4096  # programs that the profile's bins are made from
+MIN_SPREAD = 1e-3  # of a teacher's scores: a head that ranks nothing teaches nothing, and must not be divided by
+_TAUGHT_AT_ONCE = 1024
 
 
 class Strategy(ABC):
@@ -60,13 +64,29 @@ class Strategy(ABC):
         """
 
 
-class JointStrategy(Strategy):
-    """The paper's: all devices' samples together, one loss summed over heads (MTL-TLP §5).
+@dataclass(frozen=True)
+class Lesson:
+    """What a strategy lets a network learn.
 
-    With a parent, trunk and known heads start from its weights and a new head as a copy of the most similar device's.
+    Attributes:
+        dataset: with the labels that count.
+        options: how long and how fast.
+        learned: devices of which all samples are in it; the others keep their watermark.
+        teacher: scores that heads shall keep.
     """
 
-    name = "joint"
+    dataset: Dataset
+    options: TrainOptions
+    learned: frozenset[str]
+    teacher: Teacher | None = None
+
+
+class LessonStrategy(Strategy):
+    """A strategy that says what is learned; weights from scratch or from the parent, and the training, are the same.
+
+    With a parent, trunk and known heads start from its weights and a new head as a copy of the nearest device's
+    (`warm_start`). From scratch all devices of the data set are learned together, whatever the strategy.
+    """
 
     def train(
         self,
@@ -79,18 +99,72 @@ class JointStrategy(Strategy):
         on_epoch: OnEpoch | None = None,
     ) -> Checkpoint:
         """See `Strategy.train`."""
+        set_threads(options.threads)
         torch.manual_seed(options.seed)
         if parent is None:
             network = new_network(dataset, config)
+            lesson = Lesson(dataset, options, frozenset(dataset.device_names))
         else:
             network = warm_start(parent, dataset)
-        reports = fit(network, dataset, options, on_epoch)
+            lesson = self.lesson(dataset, options, parent)
+        reports = fit(network, lesson.dataset, lesson.options, on_epoch, teacher=lesson.teacher)
+        how = JOINT if parent is None else self.name
         return Checkpoint(
             config=network.config,
             vocabulary=dataset.vocabulary,
-            manifest=_manifest(dataset, network, options, self.name, parent_version, reports),
+            manifest=_manifest(lesson, network, how, parent, parent_version, reports),
             state={key: value.detach().clone() for key, value in network.state_dict().items()},
         )
+
+    @abstractmethod
+    def lesson(self, dataset: Dataset, options: TrainOptions, parent: Checkpoint) -> Lesson:
+        """What is learned on top of the parent, whose heads are among the data set's devices or more."""
+
+
+class JointStrategy(LessonStrategy):
+    """The paper's: the tasks' samples together, one loss summed over heads (MTL-TLP §5), the whole budget.
+
+    Args:
+        tasks: devices that are trained together; None: all of the data set. The parent's other heads are kept where
+            the trunk moves by distillation on the tasks' programs, so that a family of many devices costs what its
+            tasks cost. Devices without a head in the parent are always among the tasks.
+    """
+
+    name = JOINT
+
+    def __init__(self, tasks: Sequence[str] | None = None) -> None:
+        self._tasks = None if tasks is None else frozenset(tasks)
+
+    def lesson(self, dataset: Dataset, options: TrainOptions, parent: Checkpoint) -> Lesson:
+        """See `LessonStrategy.lesson`."""
+        names = frozenset(dataset.device_names)
+        learned = names if self._tasks is None else names & self._tasks | (names - set(parent.heads))
+        if learned == names:
+            return Lesson(dataset, options, names)
+        bounded = with_labels(dataset, only(dataset, learned))
+        return Lesson(bounded, options, learned, teach(parent, bounded, names - learned))
+
+
+def teach(parent: Checkpoint, dataset: Dataset, devices: Collection[str], *, weight: float = 1.0) -> Teacher | None:
+    """The parent's scores of the data set's programs for the heads of some devices; None if it has none of them."""
+    heads = [(parent.heads.index(d), column) for column, d in enumerate(dataset.device_names) if d in devices]
+    if not heads:
+        return None
+    seen = replace(dataset, encoder=parent.encoder())  # words that came later are unknown to it
+    network = parent.network()
+    P = len(dataset.decisions)
+    scores = np.full((P, len(dataset.devices)), np.nan, np.float32)
+    with torch.inference_mode():
+        for start in range(0, P, _TAUGHT_AT_ONCE):
+            part = np.arange(start, min(start + _TAUGHT_AT_ONCE, P))
+            found = network(torch.from_numpy(seen.features(part))).numpy()
+            for head, column in heads:
+                scores[part, column] = found[:, head]
+    spread = np.ones(len(dataset.devices), np.float32)
+    for _, column in heads:
+        inside = [float(scores[start:stop, column].var()) for start, stop in dataset.groups]
+        spread[column] = max(math.sqrt(float(np.mean(inside))), MIN_SPREAD)
+    return Teacher(scores, spread, weight)
 
 
 def new_network(dataset: Dataset, config: TLPConfig | None = None) -> MTLTLP:
@@ -128,6 +202,9 @@ def _sizes(dataset: Dataset, config: TLPConfig | None) -> TLPConfig:
 def warm_start(parent: Checkpoint, dataset: Dataset) -> MTLTLP:
     """A network with the parent's weights and the data set's heads.
 
+    A head that the parent does not have starts as a copy of the nearest device's: by ISA, then by rank correlation on
+    the programs that both have measured (`tlp.model.nearest`).
+
     Raises:
         InvalidInputError: the data set's vocabulary is not the parent's grown, or its encoder is another.
     """
@@ -155,24 +232,35 @@ def warm_start(parent: Checkpoint, dataset: Dataset) -> MTLTLP:
     network.load_state_dict(trunk, strict=False)
     for device, head in zip(dataset.devices, network.heads, strict=True):
         if device.family == parent.manifest.family:
-            like = nearest_head(parent, device.name, device.target, device.family)
+            like = nearest_head(
+                parent, device.name, device.target, device.family, correlations=_correlations(dataset, device.name)
+            )
             head.load_state_dict(source.heads[parent.heads.index(like)].state_dict())
     return network
 
 
+def _correlations(dataset: Dataset, device: str) -> dict[str, float]:
+    """Rank correlation of a device with the data set's others; those with too few programs in common are left out."""
+    workload = np.repeat(np.arange(len(dataset.groups)), np.diff(dataset.groups, axis=1)[:, 0])
+    found = rank_correlations(workload, dataset.labels, dataset.device_names.index(device))
+    return {name: rho for name, rho in zip(dataset.device_names, found, strict=True) if not math.isnan(rho)}
+
+
 def _manifest(
-    dataset: Dataset,
+    lesson: Lesson,
     network: MTLTLP,
-    options: TrainOptions,
     strategy: str,
+    parent: Checkpoint | None,
     parent_version: str | None,
     reports: list[EpochReport],
 ) -> Manifest:
+    dataset, options = lesson.dataset, lesson.options
     last = reports[-1]
     metrics = {
         "train_loss": last.loss,
         "seconds": last.seconds,
         "programs": float(len(dataset.decisions)),
+        "labels": float((~np.isnan(dataset.labels)).sum()),
         "duplicates": float(dataset.duplicates),
         "parameters": float(sum(p.numel() for p in network.parameters())),
     }
@@ -187,6 +275,7 @@ def _manifest(
         targets=_targets(dataset.devices),
         samples=dict(dataset.samples),
         watermark=dataset.watermark,
+        watermarks={} if parent is None else _kept_watermarks(parent.manifest, lesson),
         holdout=dataset.holdout.networks,
         strategy=strategy,
         parent=parent_version,
@@ -194,6 +283,12 @@ def _manifest(
         metrics=metrics,
         curves=curves,
     )
+
+
+def _kept_watermarks(parent: Manifest, lesson: Lesson) -> dict[str, int]:
+    """Devices of which newer samples were not learned, with the watermark up to which they were."""
+    kept = [name for name in lesson.dataset.device_names if name not in lesson.learned]
+    return {name: parent.learned_until(name) for name in kept}
 
 
 def _family(devices: tuple[Device, ...]) -> str:

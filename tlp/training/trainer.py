@@ -25,7 +25,7 @@ from torch import Tensor
 
 from tlp.errors import InvalidInputError
 from tlp.model.device import open_device
-from tlp.model.losses import LOSSES
+from tlp.model.losses import LOSSES, distillation
 from tlp.model.network import MTLTLP
 from tlp.model.shards import Shards, split_evenly
 from tlp.settings import Settings
@@ -100,6 +100,21 @@ class TrainOptions:
 
 
 @dataclass(frozen=True)
+class Teacher:
+    """Scores that the heads shall keep while others learn.
+
+    Attributes:
+        scores: `(P, H)` float32, of the data set's programs and heads; NaN: free.
+        spread: `(H,)` float32, positive: standard deviation of a head's scores within a workload.
+        weight: of `tlp.model.losses.distillation` beside the ranking loss.
+    """
+
+    scores: npt.NDArray[np.float32]
+    spread: npt.NDArray[np.float32]
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
 class EpochReport:
     """One pass.
 
@@ -124,8 +139,22 @@ def set_threads(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
-def fit(network: MTLTLP, dataset: Dataset, options: TrainOptions, on_epoch: OnEpoch | None = None) -> list[EpochReport]:
+def fit(
+    network: MTLTLP,
+    dataset: Dataset,
+    options: TrainOptions,
+    on_epoch: OnEpoch | None = None,
+    *,
+    teacher: Teacher | None = None,
+) -> list[EpochReport]:
     """Train a network in place; its heads must be the data set's devices, in order.
+
+    Args:
+        network: the network.
+        dataset: what to learn.
+        options: how.
+        on_epoch: called after each pass.
+        teacher: scores to keep; None: the labels are all there is.
 
     Returns:
         One report per epoch. The network is left in evaluation mode.
@@ -139,7 +168,7 @@ def fit(network: MTLTLP, dataset: Dataset, options: TrainOptions, on_epoch: OnEp
     groups = dataset.groups[dataset.training_groups]
     started = time.monotonic()
     reports: list[EpochReport] = []
-    run = TrainingRun(network, dataset, options)
+    run = TrainingRun(network, dataset, options, teacher)
     with run.open():
         for epoch in range(1, options.epochs + 1):
             # Kept where they were computed: reading one would make the step wait for the device.
@@ -172,17 +201,21 @@ class TrainingRun:
         network: trained in place, moved to the options' device and into training mode.
         dataset: its devices are the network's heads, in order.
         options: `epochs` sets how the learning rate falls.
+        teacher: scores to keep.
 
     Raises:
         InvalidInputError: no such torch device here.
     """
 
-    def __init__(self, network: MTLTLP, dataset: Dataset, options: TrainOptions) -> None:
+    def __init__(
+        self, network: MTLTLP, dataset: Dataset, options: TrainOptions, teacher: Teacher | None = None
+    ) -> None:
         device = open_device(options.torch_device)
         self.network = network.to(device).train()
         self._parameters = list(network.parameters())
         self._dataset = dataset
-        self._source = _Source(dataset, device)
+        self._source = _Source(dataset, device, teacher)
+        self._teacher = teacher
         self._loss = LOSSES[options.loss]
         self._optimiser = torch.optim.AdamW(
             self._parameters, lr=options.learning_rate, weight_decay=options.weight_decay, fused=True
@@ -207,6 +240,7 @@ class TrainingRun:
         parts = split_evenly(lists, list(map(len, lists)), self._shards.count)
         rankings = [self._rankings(part) for part in parts]
         total = max(sum(rankings), 1)
+        taught = [self._taught(part) for part in parts]
         seed = None if self._seeds is None else int(self._seeds.integers(1 << 62))
 
         def work(number: int) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -214,6 +248,10 @@ class TrainingRun:
                 ranked = self._source.lists(self.network, parts[number], mix=self._options.mix_workloads)
             # A part's loss is the mean over its rankings; weighted so, the parts' sum is the mean over all.
             loss = self._loss(*ranked) * (rankings[number] / total)
+            if self._teacher is not None and taught[number]:
+                kept = self._source.taught(parts[number], mix=self._options.mix_workloads)
+                share = self._teacher.weight * taught[number] / sum(taught)
+                loss = loss + distillation(ranked[0], *kept) * share
             return loss.detach(), torch.autograd.grad(loss, self._parameters)
 
         done = self._shards.map(work, range(len(parts)))
@@ -228,6 +266,13 @@ class TrainingRun:
         """(list, head) pairs with at least two labels: what the loss is a mean over."""
         labels = self._dataset.labels
         return sum(int(((~np.isnan(labels[members])).sum(axis=0) > 1).sum()) for members in lists)
+
+    def _taught(self, lists: list[IntArray]) -> int:
+        """(list, head) pairs with at least two scores to keep."""
+        if self._teacher is None:
+            return 0
+        scores = self._teacher.scores
+        return sum(int(((~np.isnan(scores[members])).sum(axis=0) > 1).sum()) for members in lists)
 
     def validate(self) -> float:
         """Mean over (device, watched workload) of the label of the top-ranked program; NaN if none is watched."""
@@ -277,9 +322,11 @@ def deal_batches(groups: IntArray, batch_lists: int, order: np.random.Generator)
 class _Source:
     """Features and labels of lists of programs, features made once if they fit."""
 
-    def __init__(self, dataset: Dataset, device: torch.device) -> None:
+    def __init__(self, dataset: Dataset, device: torch.device, teacher: Teacher | None = None) -> None:
         self.dataset = dataset
         self.device = device
+        self.teacher = None if teacher is None else torch.from_numpy(teacher.scores).to(device)
+        self.spread = None if teacher is None else torch.from_numpy(teacher.spread).to(device)
         self.labels = torch.from_numpy(dataset.labels).to(device)
         self.features: Tensor | None = None
         if dataset.feature_bytes <= FEATURE_CACHE_BYTES:
@@ -296,17 +343,22 @@ class _Source:
         programs = np.concatenate(lists)  # (B,)
         scores = network(self.encoded(programs))  # (B, H)
         labels = self.labels[torch.from_numpy(programs).to(self.device)]
-        N, H = max(map(len, lists)), scores.shape[1]
+        wanted = self._padded(labels, lists, math.nan, mix)
+        return self._padded(scores, lists, 0.0, mix), wanted.nan_to_num(0.0), ~wanted.isnan()
+
+    def taught(self, lists: list[IntArray], *, mix: bool = False) -> tuple[Tensor, Tensor]:
+        """The teacher's scores of some lists in the form of `lists`, `(R, N)`, and the spread of each row, `(R,)`."""
+        assert self.teacher is not None and self.spread is not None
+        rows = self.teacher[torch.from_numpy(np.concatenate(lists)).to(self.device)]
+        padded = self._padded(rows, lists, math.nan, mix)
+        return padded, self.spread.repeat(len(padded) // len(self.spread))
+
+    def _padded(self, values: Tensor, lists: list[IntArray], empty: float, mix: bool) -> Tensor:
+        """`(B, H)` of programs in lists as one row per list and head, heads fastest; mixed: one row per head."""
+        N, H = max(map(len, lists)), values.shape[1]
         place = np.concatenate([i * N + np.arange(len(members)) for i, members in enumerate(lists)])
-        index = torch.from_numpy(place).to(self.device)
-
-        def padded(values: Tensor, empty: float) -> Tensor:
-            flat = torch.full((len(lists) * N, H), empty, device=self.device, dtype=values.dtype)
-            flat = flat.index_copy(0, index, values)
-            if mix:
-                return flat.t()  # (H, G·N)
-            return flat.view(len(lists), N, H).transpose(1, 2).reshape(-1, N)  # (G·H, N)
-
-        wanted = padded(labels, math.nan)
-        mask = ~wanted.isnan()
-        return padded(scores, 0.0), wanted.nan_to_num(0.0), mask
+        flat = torch.full((len(lists) * N, H), empty, device=self.device, dtype=values.dtype)
+        flat = flat.index_copy(0, torch.from_numpy(place).to(self.device), values)
+        if mix:
+            return flat.t()  # (H, G·N)
+        return flat.view(len(lists), N, H).transpose(1, 2).reshape(-1, N)  # (G·H, N)
