@@ -238,6 +238,11 @@ def _write_holder(path: Path) -> None:
         raise InvalidInputError(f"{path} cannot be written: {exc.strerror or exc}", next_command="tlp doctor") from exc
 
 
+def describe_holder(lock: Path) -> str:
+    """Who holds a lock file, for people; by the note that the holder wrote beside it."""
+    return _describe(lock.with_suffix(".holder"))
+
+
 def _describe(holder: Path) -> str:
     try:
         facts = json.loads(holder.read_text())

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from storage import RunKind
-from tlp import _process, doctor
+from storage import Actor, MeasurementBatch, ModelEvent, Program, RunKind
+from storage.testing import _examples
+from tlp import _process, doctor, runs
+from tlp.doctor import _installation, _leftovers, _services
 from tlp.home import open_home
 from tlp.settings import Settings, get_settings
 
@@ -78,12 +83,12 @@ def test_settings_that_are_not_acceptable_fail_their_check_and_what_needs_them(q
 
 def test_another_python_and_missing_packages(monkeypatch):
     monkeypatch.setattr(sys, "version_info", (3, 14, 0))
-    rows = by_name([doctor._row("python", doctor.python_version)])
+    rows = by_name([doctor._row("python", _installation.python_version)])
     assert rows["python"]["status"] == "fail"
     monkeypatch.setattr(
         "importlib.metadata.requires", lambda _name: ["nosuch-package>=1", "numpy<1", "x; extra == 'dev'"]
     )
-    row = doctor._row("packages", doctor.package_versions)
+    row = doctor._row("packages", _installation.package_versions)
     assert row["status"] == "fail"
     assert "nosuch-package is missing" in row["detail"]
     assert "numpy" in row["detail"]
@@ -105,5 +110,50 @@ def test_a_server_that_is_gone_fails(home):
         "started_at": "2026-01-01T00:00:00+00:00",
     }
     (home / "services.json").write_text(json.dumps({"format": 1, "services": [service]}))
-    row = doctor._row("worker", lambda: doctor._worker(settings))
+    row = doctor._row("worker", lambda: _services.worker(settings))
     assert (row["status"], row["fix"]) == ("fail", "tlp up")
+
+
+def add_one_sample(store, at):
+    if not store.list_devices():
+        store.add_device(_examples.example_device(), "test")
+        store.add_workloads([_examples.example_workload()])
+    sketch = _examples.example_sketch(_examples.example_workload())
+    program = Program.make(sketch, (at.microsecond % 97, at.second))
+    run = store.start_run(RunKind.MEASURE, device="cpu0", params={}, owner=_process.identity())
+    row = replace(_examples.ok(at.isoformat(), program, "cpu0", run), at=at)
+    store.add_measurements(MeasurementBatch([sketch], [program], [row]))
+
+
+def test_a_measurement_from_the_future_is_a_clock_that_was_set_back(home):
+    settings = Settings(home=home)
+    assert doctor._row("clock", lambda: _leftovers.clock(settings))["status"] == "skip"
+    store = open_home(settings)
+    add_one_sample(store, datetime.now(UTC) - timedelta(seconds=5))
+    assert doctor._row("clock", lambda: _leftovers.clock(settings))["status"] == "pass"
+    add_one_sample(store, datetime.now(UTC) + timedelta(hours=2))
+    row = doctor._row("clock", lambda: _leftovers.clock(settings))
+    assert (row["status"], row["fix"]) == ("fail", "timedatectl status")
+
+
+def test_the_holder_of_a_lock_is_named(home):
+    settings = Settings(home=home)
+    with runs.device_lock(settings, "cpu"):
+        detail = doctor._row("locks", lambda: _leftovers.locks(settings))["detail"]
+    assert detail.startswith(f"held: device-cpu by process {os.getpid()} on ")
+    assert doctor._row("locks", lambda: _leftovers.locks(settings))["detail"] == "none held"
+
+
+def test_an_alias_that_the_history_does_not_know_is_named(home, monkeypatch):
+    settings = Settings(home=home)
+    rows = [{"name": "mtl-tlp-x86_64", "champion_version": "1", "versions": 2, "pins": {"cpu": "2"}}]
+    monkeypatch.setattr(_services.registry_view, "models", lambda *_: (rows, None))
+    row = doctor._row("aliases", lambda: _services.aliases(settings))
+    assert row["status"] == "fail"
+    assert "champion of mtl-tlp-x86_64 is version 1 in MLflow, none in the history" in row["detail"]
+    assert "champion-cpu of mtl-tlp-x86_64 is version 2 in MLflow, none in the history" in row["detail"]
+    store = open_home(settings)
+    for alias, version in (("champion", "1"), ("champion-cpu", "2")):
+        now = datetime.now(UTC)
+        store.add_model_event(ModelEvent(now, "mtl-tlp-x86_64", alias, None, version, Actor.PIPELINE, "test"))
+    assert doctor._row("aliases", lambda: _services.aliases(settings))["status"] == "pass"

@@ -42,7 +42,7 @@ def models(settings: Settings, store: MeasurementStore) -> tuple[list[dict[str, 
         found = None
         warning = f"the registry at {_shown(settings)} cannot be read ({type(exc).__name__}): tlp doctor"
     if found is None:
-        return _from_history(store), warning
+        return recorded(store), warning
     rows = [_row(name, model.aliases, model.versions) for name, model in sorted(found.items())]
     return rows, warning
 
@@ -100,7 +100,8 @@ def _sqlite(path: Path) -> dict[str, _Model]:
     return found
 
 
-def _from_history(store: MeasurementStore) -> list[dict[str, Any]]:
+def recorded(store: MeasurementStore) -> list[dict[str, Any]]:
+    """The models as the recorded moves left them, in the shape of `models`; `versions` is None."""
     aliases: dict[str, dict[str, str]] = {}
     for event in store.model_events():
         known = aliases.setdefault(event.model, {})
