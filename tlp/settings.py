@@ -89,6 +89,9 @@ class Settings(BaseSettings):
     canary_dispersions: float = Field(
         3.0, ge=0, description="Dispersions (relative, of the reference) the canary may be off by on top of that."
     )
+    canary_max_dispersion: float = Field(
+        0.15, gt=0, description="Largest relative dispersion of canaries that may become a reference."
+    )
 
     # -- live quality of a model
     live_accuracy_drop: float = Field(
