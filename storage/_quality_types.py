@@ -15,7 +15,7 @@ class CanaryState(StrEnum):
     REFERENCE = "reference"  # the first one since the device was enrolled or re-based: others are compared with it
     STEADY = "steady"
     OFF = "off"
-    FAILED = "failed"  # the canary does not run on this device and has no reference: nothing is known
+    FAILED = "failed"  # no reference could be taken: the kernel does not run, or too unsteadily. Nothing is known
     REBASE = "rebase"  # a person: the next canary becomes the reference
 
 
@@ -27,8 +27,8 @@ class Canary:
 
     Attributes:
         run_id: run it was measured in; None for a person's REBASE.
-        latency_s: median seconds; None for FAILED and REBASE, and for an OFF canary that did not run.
-        dispersion: of a REFERENCE: relative standard deviation between its measurements; None otherwise.
+        latency_s: median seconds; None for REBASE, and for a FAILED or OFF canary that did not run.
+        dispersion: relative standard deviation between the measurements a reference is taken from; None otherwise.
         reference_s: the reference it was compared with, seconds; None unless STEADY or OFF.
         facts: what may explain a difference: kernel, TVM's version, target, repeats.
         reason: one sentence with the numbers.

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tlp import _child
+from tlp.measure.testing_rpc import Fleet
 from tlp.registry import Registry
 from tlp.registry._mlflow import create_database, set_environment
 from tlp.services import _commands, _processes
@@ -30,6 +31,7 @@ def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         for name in [n for n in os.environ if n.startswith(("TLP_", "PREFECT_", "MLFLOW_"))]:
             patch.delenv(name)
         patch.setenv("TLP_HOME", str(tmp_path_factory.mktemp("home")))
+        patch.setenv("TLP_CANARY", "false")  # how busy the machine is must not change what tests see; tests of it ask
         patch.setenv("PREFECT_HOME", str(tmp_path_factory.mktemp("prefect")))
         patch.setenv("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
         set_environment()
@@ -42,6 +44,14 @@ def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 def settings(tmp_path: Path) -> Settings:
     """Settings with an empty TLP_HOME."""
     return Settings(home=tmp_path / "home")
+
+
+@pytest.fixture(scope="session")
+def fleet() -> Iterator[Fleet]:
+    """A TVM RPC tracker with one board of key `board`, for the session; tests that hurt boards start their own."""
+    with Fleet() as found:
+        found.start_board("board")
+        yield found
 
 
 @pytest.fixture(scope="session")

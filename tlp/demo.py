@@ -43,6 +43,7 @@ class DemoPlan:
             "tune_population": 64,
             "tune_generations": 2,
             "run_timeout_s": 5.0,
+            "canary": False,  # on a busy laptop samples would be flagged, and the demo has to come to its end
         }
     )
 

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from storage import DeviceState, MeasurementStore, RunKind
+from storage import MeasurementStore, RunKind
 from tlp import runs
 from tlp.counts import validate_count
-from tlp.errors import AllFailedError, InvalidInputError, ModelFormatError, NotFoundError, TlpError, UserError
+from tlp.errors import AllFailedError, InvalidInputError, UserError
 from tlp.measure.endpoint import open_runner, require_measurable
 from tlp.report.progress import say, track
+from tlp.retraining import retrain
 from tlp.settings import Settings
 
-if TYPE_CHECKING:
-    from tlp.registry import Registry
-    from tlp.training.trainer import EpochReport
+__all__ = [
+    "MODELS_WITHOUT_REGISTRY",
+    "SAMPLERS",
+    "add_builtin_once",
+    "fill_quota",
+    "has_unfinished_tuning",
+    "measure",
+    "reconcile",
+    "retrain",
+    "tune",
+]
 
 SAMPLERS = ("random",)
 MODELS_WITHOUT_REGISTRY = ("xgb", "random")
@@ -44,7 +52,7 @@ def measure(
         kind: what the run is called.
 
     Returns:
-        `run_id, device, ok, failed, workloads, seconds, reason` and `samples_ok` (all of the device, now).
+        `run_id, device, ok, failed, flagged, workloads, seconds, reason` and `samples_ok` (all of the device, now).
 
     Raises:
         NotFoundError: no such device or network, or no network at all.
@@ -84,13 +92,19 @@ def measure(
                 on_progress=lambda _done, ok, failed: update(ok, f"{failed} failed" if failed else ""),
                 workload_ids=workloads,
             )
-            run.result = {"ok": report.ok, "failed": report.failed, "seconds": report.seconds}
+            run.result = {
+                "ok": report.ok,
+                "failed": report.failed,
+                "flagged": report.flagged,
+                "seconds": report.seconds,
+            }
             run.reason = report.reason
     return {
         "run_id": run.run_id,
         "device": device_name,
         "ok": report.ok,
         "failed": report.failed,
+        "flagged": report.flagged,
         "workloads": report.workloads,
         "samples_ok": store.device_counts()[device_name].samples_ok,
         "seconds": report.seconds,
@@ -155,164 +169,27 @@ def add_builtin_once(store: MeasurementStore, name: str) -> bool:
 
 # -- training -------------------------------------------------------------------------------------------------
 def reconcile(store: MeasurementStore, settings: Settings) -> int:
-    """Record what people moved in MLflow and close its runs of dead processes; returns the moves found.
+    """Record what people moved in MLflow, close its runs of dead processes, go on with trained models that are kept.
+
+    Returns:
+        The moves found.
 
     Raises:
         RegistryError: the registry is at fault.
     """
     from tlp.registry import Registry
+    from tlp.training import kept
 
     registry = Registry(settings, store)
     registry.close_stale_runs()
-    return len(registry.reconcile())
+    moves = registry.reconcile()
+    if kept.names(settings):
+        from tlp.training.submit import submit_kept  # imports torch
 
-
-def retrain(
-    store: MeasurementStore,
-    settings: Settings,
-    *,
-    device: str | None = None,
-    from_scratch: bool = False,
-    dry_run: bool = False,
-    force: bool = False,
-) -> dict[str, Any]:
-    """Train what is due, evaluate, register, and promote what passes the gate; one training per family at most.
-
-    A family that cannot be trained does not keep the others from it: its error is raised when they are through.
-
-    Args:
-        store: the store; its newest sample is the snapshot.
-        settings: training, gate, registry.
-        device: the device it is for; None: the first of every family that makes a training due.
-        from_scratch: new weights instead of the champion's.
-        dry_run: only decide.
-        force: train `device` without waiting for new samples.
-
-    Returns:
-        `model, version (text or None), promoted, reason, gate, samples, seconds` of the first family, `decisions` (one
-        per device looked at) and `others` (the same keys for further families).
-
-    Raises:
-        NotFoundError: no such device, or none at all.
-        BusyError: the family is being trained.
-        InvalidInputError: nothing to train on.
-        RegistryError: the registry is at fault, or the champion cannot be read by this release.
-    """
-    names = _trainable(store) if device is None else [store.get_device(device).name]
-    from tlp.model.checkpoint import Manifest
-    from tlp.registry import Registry
-    from tlp.training import retrain as training
-
-    registry = Registry(settings, store)
-    champions: dict[str, Manifest | None] = {}
-    decisions: list[dict[str, Any]] = []
-    keys: dict[str, str] = {}  # device → what its model is registered under: its family, and its language if Ansor's
-    chosen: dict[str, str] = {}  # key → device to train for
-    failed: dict[str, TlpError] = {}  # key → why it cannot be trained
-    for name in names:
-        family = store.get_device(name).family
-        key = keys[name] = training.model_key(family, training.training_language(store, name))
-        if key in failed:
-            continue
-        if key not in champions:
-            try:
-                found = None if from_scratch else training.load_champion(registry, key)
-            except ModelFormatError as exc:
-                failed[key] = exc
-                continue
-            champions[key] = found[1].manifest if found else None
-            if found and not dry_run:  # a process killed after its promotion had no time to say so
-                waiting = [
-                    row.name
-                    for row in store.list_devices()
-                    if row.name in found[1].manifest.heads and row.state is DeviceState.ENROLLED
-                ]
-                training.mark_serving(store, waiting, f"version {found[0]} is the champion and has its head")
-        decision = training.decide(store, settings, name, champions[key], force=force or from_scratch)
-        decisions.append({"device": name, "family": family, "train": decision.train, "reason": decision.reason})
-        if decision.train:
-            chosen.setdefault(key, name)
-    reports: list[dict[str, Any]] = []
-    for key in dict.fromkeys(keys.values()):
-        if key in failed:
-            continue
-        if key in chosen and not dry_run:
-            try:
-                reports.append(_train_model(store, settings, registry, key, chosen[key], from_scratch, force))
-            except (UserError, ModelFormatError) as exc:
-                failed[key] = exc
-        else:
-            why = "; ".join(row["reason"] for row in decisions if keys[row["device"]] == key)
-            prefix = "would train: " if key in chosen else "nothing to do: "
-            reports.append(_not_trained(registry.model_name(key), prefix + why))
-    if failed:
-        raise next(iter(failed.values()))
-    return reports[0] | {"decisions": decisions, "others": reports[1:]}
-
-
-def _trainable(store: MeasurementStore) -> list[str]:
-    """Devices that may make a training due: those that are measured here, or all if there are only data sets."""
-    devices = store.list_devices()
-    real = [device for device in devices if device.endpoint.get("kind") != "dataset"] or devices
-    if not real:
-        raise NotFoundError("there is no device to train for", next_command="tlp device enroll this-cpu")
-    return [device.name for device in real]
-
-
-def _note(epoch: EpochReport) -> str:
-    watched = "" if math.isnan(epoch.validation_top1) else f", validation top-1 {epoch.validation_top1:.3f}"
-    return f"loss {epoch.loss:.4f}{watched}"
-
-
-def _not_trained(model: str, reason: str) -> dict[str, Any]:
-    return {
-        "model": model,
-        "version": None,
-        "promoted": False,
-        "reason": reason,
-        "gate": {},
-        "samples": {},
-        "seconds": 0.0,
-    }
-
-
-def _train_model(
-    store: MeasurementStore,
-    settings: Settings,
-    registry: Registry,
-    key: str,
-    device: str,
-    from_scratch: bool,
-    force: bool,
-) -> dict[str, Any]:
-    from tlp.training import retrain as training
-
-    params = {"family": key, "from_scratch": from_scratch, "force": force}
-    with (
-        runs.train_lock(settings, key),
-        runs.open_run(store, RunKind.TRAIN, device=device, params=params) as run,
-        runs.device_activity(store, device, DeviceState.TRAINING, f"run {run.run_id}"),
-        track(f"train {registry.model_name(key)}", settings.train_epochs) as update,
-    ):
-        result = training.run_retrain(
-            store,
-            settings,
-            registry,
-            device=device,
-            from_scratch=from_scratch,
-            force=force,
-            on_progress=lambda epoch: update(epoch.epoch, _note(epoch), total=epoch.epochs),
-        )
-        report = result.to_json() | {"version": None if result.version is None else str(result.version)}
-        evaluation = result.report.to_json()["devices"] if result.report else {}
-        run.result = {key: report[key] for key in ("model", "version", "promoted", "samples")}
-        if result.version is None:
-            run.skip(result.reason)
-        else:
-            run.reason = (
-                f"version {result.version} {'promoted' if result.promoted else 'not promoted'}: {result.reason}"
-            )
-    return report | {"device": device, "evaluation": evaluation, "run_id": run.run_id}
+        for done in submit_kept(store, settings, registry):
+            verdict = "promoted" if done.promoted else "not promoted"
+            say(f"{done.model} version {done.version}, trained by a run that did not get through: {verdict}")
+    return len(moves)
 
 
 # -- tuning ---------------------------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from storage._schema import MIGRATIONS, Migration
 from storage.errors import StoreCorruptError, StoreError, StoreLockedError, StoreVersionError
 from storage.testing import Scene, example_device, example_sketch, example_workload
 
-
 NEXT = MIGRATIONS[-1].version + 1
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from storage import MeasurementState
 from tlp.errors import InvalidInputError
 from tlp.measure._types import MeasureInput, MeasureOutcome, Runner
+from tlp.measure.canary import CANARY_KEY
 
 
 class FakeRunner(Runner):
@@ -21,6 +22,8 @@ class FakeRunner(Runner):
         hang_on: keys whose outcome is a TIMEOUT (nothing waits).
         latency: seconds of an input; default: between 10 µs and 10 ms, fixed by seed, key and target.
         repeat: repeats per outcome; they spread by 1% around the latency.
+        slowdown: how many programs were measured before (canaries not counted) → factor on the latency, of canaries,
+            too: a machine that drifts.
     """
 
     def __init__(
@@ -32,6 +35,7 @@ class FakeRunner(Runner):
         hang_on: Container[str] = frozenset(),
         latency: Callable[[MeasureInput], float] | None = None,
         repeat: int = 3,
+        slowdown: Callable[[int], float] | None = None,
     ) -> None:
         self._seed = seed
         self._fail_every = fail_every
@@ -39,6 +43,8 @@ class FakeRunner(Runner):
         self._hang_on = hang_on
         self._latency = latency or self._hashed_latency
         self._repeat = repeat
+        self._slowdown = slowdown or (lambda _programs: 1.0)
+        self._programs = 0
         self._in_use = False
         self._closed = False
 
@@ -58,7 +64,9 @@ class FakeRunner(Runner):
         self._in_use = True
         try:
             for number, job in enumerate(inputs, start=1):
-                yield self._outcome(number, job)
+                outcome = self._outcome(number, job)
+                self._programs += job.key != CANARY_KEY
+                yield outcome
         finally:
             self._in_use = False
 
@@ -67,7 +75,7 @@ class FakeRunner(Runner):
             return MeasureOutcome(job.key, MeasurementState.TIMEOUT, (), "run took longer than 10 s (fake)", 0.0, 10.0)
         if job.key in self._fail_on or (self._fail_every and number % self._fail_every == 0):
             return MeasureOutcome(job.key, MeasurementState.RUN_ERROR, (), "failed on purpose (fake)", 0.0, 0.0)
-        latency_s = self._latency(job)
+        latency_s = self._latency(job) * self._slowdown(self._programs)
         spread = [1.0 + 0.01 * (self._unit(job, f"repeat {i}") - 0.5) for i in range(self._repeat)]
         run_secs = tuple(latency_s * factor for factor in spread)
         return MeasureOutcome(job.key, MeasurementState.OK, run_secs, None, 0.0, math.fsum(run_secs))

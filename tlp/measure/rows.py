@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from storage import Measurement, MeasurementBatch
+from storage import Canary, Measurement, MeasurementBatch
 from tlp.errors import AllFailedError
 from tlp.measure._types import MeasureOutcome
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from tlp.programs.space import Candidate
 
 
-def measurement(program_id: str, outcome: MeasureOutcome, *, device: str, run_id: str) -> Measurement:
+def measurement(
+    program_id: str, outcome: MeasureOutcome, *, device: str, run_id: str, canary_off: bool | None = None
+) -> Measurement:
     """The row of an outcome, measured now; its latency is the median of the repeats."""
     return Measurement(
         measurement_id=uuid.uuid4().hex,
@@ -29,13 +31,15 @@ def measurement(program_id: str, outcome: MeasureOutcome, *, device: str, run_id
         run_secs=outcome.run_secs,
         latency_s=statistics.median(outcome.run_secs) if outcome.run_secs else None,
         error=outcome.error,
+        canary_off=canary_off,
     )
 
 
-def batch(pairs: Sequence[tuple[Candidate, Measurement]]) -> MeasurementBatch:
-    """What one transaction adds: the measurements with their programs and sketches."""
+def batch(pairs: Sequence[tuple[Candidate, Measurement]], canaries: Sequence[Canary] = ()) -> MeasurementBatch:
+    """What one transaction adds: the measurements with their programs, sketches and canaries."""
     sketches = {candidate.sketch.sketch_id: candidate.sketch for candidate, _ in pairs}
-    return MeasurementBatch(list(sketches.values()), [c.program for c, _ in pairs], [row for _, row in pairs])
+    programs = [candidate.program for candidate, _ in pairs]
+    return MeasurementBatch(list(sketches.values()), programs, [row for _, row in pairs], canaries)
 
 
 def all_failed(device: str, failures: Sequence[str]) -> AllFailedError:

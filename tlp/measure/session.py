@@ -21,6 +21,7 @@ from tlp.errors import AllFailedError, InvalidInputError, NotFoundError, StoreEr
 from tlp.measure import rows
 from tlp.measure._prefetch import Prefetch
 from tlp.measure._types import MeasureInput, MeasureOutcome, Runner
+from tlp.measure.canary import CanaryWatch
 from tlp.measure.endpoint import require_measurable
 from tlp.measure.samplers import RandomSampler, Sampler
 from tlp.runs import device_activity
@@ -44,10 +45,11 @@ class MeasureReport:
     """What a session did.
 
     Attributes:
-        ok: OK samples added.
+        ok: OK samples added that training takes.
         failed: programs that failed.
         workloads: workloads with at least one OK sample from this session.
         states: programs by `MeasurementState`.
+        flagged: OK samples added while the canary was off; not in `ok`.
         seconds: wall time.
         reason: "done", or why there are fewer OK samples than asked for.
     """
@@ -60,6 +62,7 @@ class MeasureReport:
     states: Mapping[str, int]
     seconds: float
     reason: str
+    flagged: int = 0
 
 
 def measure_device(
@@ -74,15 +77,16 @@ def measure_device(
     on_progress: Progress | None = None,
     workload_ids: Sequence[str] | None = None,
 ) -> MeasureReport:
-    """Measure programs that were never measured on `device` until `samples` more are OK.
+    """Measure programs that were never measured on `device` until `samples` more are OK and not flagged.
 
     Programs are spread over the workloads breadth first, the least measured first, so that any budget covers as many
     workloads as it can. Sampling runs ahead in a thread while the runner works. Results are committed
     `settings.measure_batch` at a time, one transaction each; on Ctrl-C or an error what was measured is committed
-    before the exception goes on. The device is MEASURING meanwhile.
+    before the exception goes on. The device is MEASURING meanwhile. Before each batch the canary is measured
+    (`tlp.measure.canary`); what is measured while it is off is stored, flagged, and does not count.
 
     Args:
-        samples: OK samples to add; failures are stored too but do not count.
+        samples: OK samples to add; failures and flagged samples are stored too but do not count.
         run_id: the run the measurements belong to (`tlp.runs.open_run`).
         workload_ids: workloads to measure; None: those of every network, held-out ones included (evaluation on this
             device needs samples of them).
@@ -100,7 +104,8 @@ def measure_device(
     require_measurable(row)
     workloads = _workloads(store, workload_ids)
     proposals = _propose(store, device, workloads, sampler, samples)
-    session = _Session(store, device, run_id, samples, settings.measure_batch, on_progress)
+    watch = CanaryWatch(store, row, run_id, runner, settings)
+    session = _Session(store, device, run_id, samples, settings.measure_batch, on_progress, watch)
     with (
         device_activity(store, device, DeviceState.MEASURING, f"run {run_id}"),
         Prefetch(_with_inputs(proposals, row.target), settings.measure_batch) as candidates,
@@ -162,6 +167,7 @@ class _Session:
         samples: int,
         batch: int,
         on_progress: Progress | None,
+        watch: CanaryWatch,
     ) -> None:
         self._store = store
         self._device = device
@@ -169,6 +175,8 @@ class _Session:
         self._samples = samples
         self._batch = batch
         self._on_progress = on_progress
+        self._watch = watch
+        self._flagged = 0
         self._started = time.monotonic()
         self._committed_at = self._started
         self._flying: dict[str, Candidate] = {}
@@ -179,21 +187,27 @@ class _Session:
 
     @property
     def _ok(self) -> int:
-        return self._states[MeasurementState.OK]
+        """OK and not flagged."""
+        return self._states[MeasurementState.OK] - self._flagged
+
+    @property
+    def _failed(self) -> int:
+        return self._states.total() - self._states[MeasurementState.OK]
 
     def run(self, candidates: Iterator[tuple[Candidate, MeasureInput]], runner: Runner) -> str:
         """Measure until enough are OK; returns "done" or why it ended before."""
         try:
             while (missing := self._samples - self._ok) > 0:
                 before = self._states.total()
-                for outcome in runner.measure(self._inputs(islice(candidates, missing))):
+                self._watch.check()
+                for outcome in runner.measure(self._inputs(islice(candidates, min(missing, self._batch)))):
                     self._record(outcome)
                 tried = self._states.total()
                 self._commit()
                 if tried == before:
                     return "the design spaces of these workloads have no more programs"
                 if tried >= max(MAX_ATTEMPTS_FACTOR * self._samples, self._batch) and self._ok < self._samples:
-                    return f"gave up: only {self._ok} of {tried} programs were OK"
+                    return f"gave up: only {self._ok} of {tried} programs were OK{self._flagged_note()}"
             return "done"
         except BaseException as exc:
             try:
@@ -202,6 +216,14 @@ class _Session:
                 exc.add_note(f"{len(self._pending)} measurements could not be stored: {error}")
             raise
 
+    def _flagged_note(self) -> str:
+        if not self._flagged:
+            return ""
+        return (
+            f" and measured on a steady machine: the canary was off in {self._watch.off_checks} of "
+            f"{self._watch.checks} batches (tlp device show {self._device})"
+        )
+
     def _inputs(self, candidates: Iterator[tuple[Candidate, MeasureInput]]) -> Iterator[MeasureInput]:
         for candidate, job in candidates:
             self._flying[job.key] = candidate
@@ -209,16 +231,23 @@ class _Session:
 
     def _record(self, outcome: MeasureOutcome) -> None:
         candidate = self._flying.pop(outcome.key)
-        row = rows.measurement(candidate.program.program_id, outcome, device=self._device, run_id=self._run_id)
+        row = rows.measurement(
+            candidate.program.program_id,
+            outcome,
+            device=self._device,
+            run_id=self._run_id,
+            canary_off=self._watch.off,
+        )
         self._pending.append((candidate, row))
         self._states[outcome.state] += 1
         if outcome.state is MeasurementState.OK:
+            self._flagged += bool(row.canary_off)
             self._workloads.add(candidate.program.workload_id)
             self._failures.clear()
         else:
             self._failures.append(f"{outcome.state}: {outcome.error}")
         if self._on_progress is not None:
-            self._on_progress(self._states.total(), self._ok, self._states.total() - self._ok)
+            self._on_progress(self._states.total(), self._ok, self._failed)
         late = time.monotonic() - self._committed_at > COMMIT_EVERY_S
         if len(self._pending) >= self._batch or late:
             self._commit()
@@ -228,9 +257,14 @@ class _Session:
     def _commit(self) -> None:
         """Store what is pending. Interrupted in between it may run again: measurement ids make that harmless."""
         self._committed_at = time.monotonic()
-        if not self._pending:
+        canaries = self._watch.take()
+        if not self._pending and not canaries:
             return
-        self._store.add_measurements(rows.batch(self._pending))
+        try:
+            self._store.add_measurements(rows.batch(self._pending, canaries))
+        except BaseException:
+            self._watch.give_back(canaries)
+            raise
         self._pending.clear()
 
     def report(self, reason: str) -> MeasureReport:
@@ -239,9 +273,10 @@ class _Session:
             device=self._device,
             run_id=self._run_id,
             ok=self._ok,
-            failed=self._states.total() - self._ok,
+            failed=self._failed,
             workloads=len(self._workloads),
             states=dict(self._states),
             seconds=time.monotonic() - self._started,
             reason=reason,
+            flagged=self._flagged,
         )

@@ -160,6 +160,7 @@ def measure_report(report: Row) -> RenderableType:
             ("device", report["device"]),
             ("measured ok", report["ok"]),
             ("failed", report["failed"]),
+            ("flagged, the canary was off", report["flagged"]),
             ("workloads", report["workloads"]),
             ("took", f"{duration(report['seconds'])}, {rate:.2f} programs/s"),
         ],
@@ -247,7 +248,8 @@ def tuning_report(report: Row) -> list[RenderableType]:
     cells = [(t["task"], t["weight"], t["trials"], latency(t["best_latency_s"])) for t in report["tasks"]]
     title = f"{report['network']} on {report['device']}, model {report['model_version']}, {report['search']}"
     degraded = report["degraded"]
-    notes = [f"task {task['task']} was given up: {task['reason']}" for task in report["skipped_tasks"]]
+    notes = [f"! {warning}" for warning in report.get("warnings", ())]
+    notes += [f"task {task['task']} was given up: {task['reason']}" for task in report["skipped_tasks"]]
     if degraded["events"]:
         notes.append(f"{degraded['events']} scorings had to do without the model: {degraded['last_reason']}")
     return [

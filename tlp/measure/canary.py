@@ -1,0 +1,251 @@
+"""The canary: a fixed kernel measured before each batch, so that a drifting machine is not taken for a drifting model.
+
+The first time, the kernel is measured `REFERENCE_RUNS` times on the device: the median is its **reference**, the robust
+standard deviation between them its dispersion; a machine too restless for one (`canary_max_dispersion`) gets none yet,
+and nothing is known of what it measures. Every later canary is compared with that: **off** is further away than
+`canary_tolerance` + `canary_dispersions` · dispersion, in either direction. What is off once is measured
+`CONFIRM_RUNS` times more, and the median of all decides: one hiccup is no drift.
+
+Batches measured while it is off are kept and flagged (`Measurement.canary_off`). The reference is never moved by the
+program: `tlp device resume NAME --rebase-canary` is how a person says that the machine is meant to be as it is now.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from datetime import UTC, datetime
+from functools import lru_cache
+from importlib import metadata
+from typing import Any, Final
+
+from storage import Canary, CanaryState, Device, MeasurementState, MeasurementStore, canonical_json
+from tlp.errors import InvalidInputError
+from tlp.measure._types import MeasureInput, MeasureOutcome, Runner
+from tlp.settings import Settings
+
+log = logging.getLogger(__name__)
+
+CANARY_KEY: Final = "canary"
+KERNEL: Final = "matmul-256-1"  # raise the last number when `canary_input` changes: latencies of two cannot be compared
+REFERENCE_RUNS: Final = 5
+CONFIRM_RUNS: Final = 2
+REFERENCE_TRIES: Final = 3  # per run
+MEASURABLE_KINDS: Final = ("llvm", "c")
+_SIZE: Final = 256
+_MAD_TO_SIGMA: Final = 1.4826  # of a normal distribution
+
+
+def canary_input(target: Mapping[str, Any]) -> MeasureInput:
+    """The kernel for a CPU target: float32 C = A · B of 256 x 256, rows over all threads, columns vectorised.
+
+    It uses every core the device's programs use, so that a neighbour on any of them shows.
+    """
+    return _input(canonical_json(dict(target)))
+
+
+@lru_cache(maxsize=8)
+def _input(target_json: str) -> MeasureInput:
+    import json
+
+    import tvm
+    from tvm import te
+
+    shape = (_SIZE, _SIZE)
+    a, b = te.placeholder(shape, "float32", "A"), te.placeholder(shape, "float32", "B")
+    axis = te.reduce_axis((0, _SIZE), "k")
+    c = te.compute(shape, lambda i, j: te.sum(a[i, axis] * b[axis, j], axis=axis), "C")
+    schedule = tvm.s_tir.Schedule(te.create_prim_func([a, b, c]).with_attr("global_symbol", "main"))
+    block = schedule.get_sblock("C")
+    row, column, inner = schedule.get_loops(block)
+    outer, lanes = schedule.split(column, [None, 16])
+    schedule.reorder(row, outer, inner, lanes)
+    schedule.parallel(row)
+    schedule.vectorize(lanes)
+    module_json = tvm.ir.save_json(schedule.mod)
+    return MeasureInput(CANARY_KEY, module_json, json.loads(target_json), tuple(("float32", shape) for _ in range(3)))
+
+
+def robust_dispersion(values: Sequence[float]) -> float:
+    """Relative standard deviation, estimated from the median absolute deviation; 0 for one value."""
+    middle = statistics.median(values)
+    return _MAD_TO_SIGMA * statistics.median(abs(value - middle) for value in values) / middle
+
+
+def tolerance(settings: Settings, dispersion: float | None) -> float:
+    """How far, relative to its reference, a canary may be away: 0.16 for ±16%."""
+    return settings.canary_tolerance + settings.canary_dispersions * (dispersion or 0.0)
+
+
+def rebase(store: MeasurementStore, device: str, reason: str) -> None:
+    """Let the device's next canary be the reference. Raises NotFoundError."""
+    store.get_device(device)
+    now = datetime.now(UTC)
+    store.add_canaries([Canary(uuid.uuid4().hex, device, None, now, CanaryState.REBASE, None, None, None, reason)])
+
+
+class CanaryWatch:
+    """Measures a device's canary and says what it means; used by one run, between its batches.
+
+    Args:
+        store: asked for the reference; written to by the caller, who hands `take()` in with the next batch.
+        device: with a CPU target; for any other, and with `settings.canary` off, `check` finds nothing.
+        run_id: run the canaries belong to.
+        runner: of the device; must not be measuring.
+        settings: tolerances.
+    """
+
+    def __init__(
+        self, store: MeasurementStore, device: Device, run_id: str, runner: Runner, settings: Settings
+    ) -> None:
+        self._device = device
+        self._run_id = run_id
+        self._runner = runner
+        self._settings = settings
+        self._enabled = settings.canary and device.target.get("kind") in MEASURABLE_KINDS
+        self._reference = store.canary_reference(device.name) if self._enabled else None
+        self._pending: list[Canary] = []
+        self._failures = 0
+        self.off: bool | None = None
+        self.checks = 0
+        self.off_checks = 0
+
+    def check(self) -> bool | None:
+        """Measure the canary now: whether it is off; None if nothing is known. DeviceError as of `Runner.measure`.
+
+        The answer stays in `off` until the next check.
+        """
+        if not self._enabled or (self._reference is None and self._failures >= REFERENCE_TRIES):
+            return None
+        row = self._compare() if self._reference is not None else self._first()
+        self._pending.append(row)
+        if row.state is CanaryState.REFERENCE:
+            self._reference = row
+        self._failures += row.state is CanaryState.FAILED
+        self.off = None if row.state is CanaryState.FAILED else row.state is CanaryState.OFF
+        self.checks += 1
+        if self.off:
+            self.off_checks += 1
+            if self.off_checks == 1:
+                log.warning("device %s: %s; what is measured now is flagged", self._device.name, row.reason)
+        return self.off
+
+    def take(self) -> list[Canary]:
+        """Canaries since the last call, for the batch they belong to."""
+        taken, self._pending = self._pending, []
+        return taken
+
+    def give_back(self, canaries: Sequence[Canary]) -> None:
+        """Return what `take` gave when its batch could not be stored."""
+        self._pending = [*canaries, *self._pending]
+
+    # -- inside -----------------------------------------------------------------------------------------------
+    def _measure(self, count: int) -> Iterator[MeasureOutcome]:
+        job = canary_input(self._device.target)
+        for _ in range(count):  # one by one: nothing else may run on the device meanwhile
+            with closing(_as_generator(self._runner, job)) as outcomes:
+                yield from outcomes
+
+    def _first(self) -> Canary:
+        outcomes = list(self._measure(REFERENCE_RUNS))
+        seconds = _latencies(outcomes)
+        if not seconds:
+            reason = f"the canary does not run here: {outcomes[-1].state}: {outcomes[-1].error}"
+            return self._row(CanaryState.FAILED, None, None, None, reason)
+        latency_s, spread = statistics.median(seconds), robust_dispersion(seconds)
+        allowed = tolerance(self._settings, spread)
+        numbers = f"{_ms(latency_s)}, dispersion {spread:.1%} of {len(seconds)} measurements"
+        if spread > self._settings.canary_max_dispersion:
+            limit = self._settings.canary_max_dispersion
+            reason = f"too restless for a reference: {numbers}, at most {limit:.0%} is allowed"
+            return self._row(CanaryState.FAILED, latency_s, spread, None, reason)
+        reason = f"reference {numbers}: ±{allowed:.0%} of that is steady"
+        return self._row(CanaryState.REFERENCE, latency_s, spread, None, reason)
+
+    def _compare(self) -> Canary:
+        assert self._reference is not None
+        reference_s = self._reference.latency_s
+        assert reference_s is not None  # a REFERENCE has one
+        allowed = tolerance(self._settings, self._reference.dispersion)
+
+        def off(latency_s: float) -> bool:
+            return abs(latency_s / reference_s - 1.0) > allowed
+
+        outcomes = list(self._measure(1))
+        seconds = _latencies(outcomes)
+        if not seconds or off(seconds[0]):
+            outcomes += self._measure(CONFIRM_RUNS)
+            seconds = _latencies(outcomes)
+        if not seconds:
+            reason = f"the canary did not run: {outcomes[-1].state}: {outcomes[-1].error}; {self._explanation()}"
+            return self._row(CanaryState.OFF, None, None, reference_s, reason)
+        latency_s = statistics.median(seconds)
+        change = latency_s / reference_s - 1.0
+        numbers = (
+            f"{_ms(latency_s)} against the reference of {_ms(reference_s)} ({change:+.0%}, allowed ±{allowed:.0%})"
+        )
+        if off(latency_s):
+            reason = f"the canary is off, {numbers}: {self._explanation()}"
+            return self._row(CanaryState.OFF, latency_s, None, reference_s, reason)
+        return self._row(CanaryState.STEADY, latency_s, None, reference_s, numbers)
+
+    def _explanation(self) -> str:
+        """What the facts of the reference say about a difference."""
+        assert self._reference is not None
+        before, now = self._reference.facts, _facts(self._device, self._settings)
+        changed = [
+            f"{key} {before.get(key)} → {now[key]}" for key in sorted(now) if key in before and before[key] != now[key]
+        ]
+        if changed:
+            return f"not the machine but what measures it changed: {', '.join(changed)}"
+        return f"TVM ({now['tvm']}) and target are the same, so it is the machine (clock, heat, a neighbour)"
+
+    def _row(
+        self, state: CanaryState, latency_s: float | None, spread: float | None, reference_s: float | None, reason: str
+    ) -> Canary:
+        return Canary(
+            uuid.uuid4().hex,
+            self._device.name,
+            self._run_id,
+            datetime.now(UTC),
+            state,
+            latency_s,
+            spread,
+            reference_s,
+            reason,
+            _facts(self._device, self._settings),
+        )
+
+
+def _as_generator(runner: Runner, job: MeasureInput) -> Iterator[MeasureOutcome]:
+    yield from runner.measure([job])
+
+
+def _latencies(outcomes: Sequence[MeasureOutcome]) -> list[float]:
+    return [statistics.median(outcome.run_secs) for outcome in outcomes if outcome.state is MeasurementState.OK]
+
+
+def _facts(device: Device, settings: Settings) -> dict[str, Any]:
+    return {
+        "kernel": KERNEL,
+        "tvm": _tvm_version(),
+        "target": dict(device.target),
+        "number": settings.measure_number,
+        "repeat": settings.measure_repeat,
+    }
+
+
+@lru_cache(maxsize=1)
+def _tvm_version() -> str:
+    try:
+        return metadata.version("apache-tvm")
+    except metadata.PackageNotFoundError as exc:
+        raise InvalidInputError("apache-tvm is not installed", next_command="pip install apache-tvm") from exc
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if math.isfinite(seconds) else f"{seconds} s"
