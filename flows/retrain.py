@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from prefect import flow, task
@@ -11,6 +10,7 @@ from prefect.client.schemas.objects import State
 
 from flows import _run
 from tlp import pipeline
+from tlp.report import gate_page
 
 
 @task(name="reconcile registry", cache_policy=NO_CACHE, persist_result=False)
@@ -21,29 +21,42 @@ def reconcile_registry() -> int:
 
 
 @task(name="train and judge", cache_policy=NO_CACHE, persist_result=False)
-def train_and_judge(device: str | None, from_scratch: bool, dry_run: bool, force: bool) -> dict[str, Any]:
+def train_and_judge(
+    device: str | None, from_scratch: bool, dry_run: bool, force: bool, strategy: str | None = None
+) -> dict[str, Any]:
     """Train, evaluate, register, judge, promote."""
     settings, store = _run.begin()
-    return pipeline.retrain(store, settings, device=device, from_scratch=from_scratch, dry_run=dry_run, force=force)
+    return pipeline.retrain(
+        store,
+        settings,
+        device=device,
+        from_scratch=from_scratch,
+        dry_run=dry_run,
+        force=force,
+        strategy=strategy,
+    )
 
 
 @flow(name="retrain", persist_result=False)
 def retrain(
-    device: str | None = None, from_scratch: bool = False, dry_run: bool = False, force: bool = False
+    device: str | None = None,
+    from_scratch: bool = False,
+    dry_run: bool = False,
+    force: bool = False,
+    strategy: str | None = None,
 ) -> dict[str, Any] | State[Any]:
-    """Retrain every family that is due, or the one of `device`; `force` does not wait for new samples."""
+    """Retrain every family that is due, or the one of `device`; `force` does not wait for new samples.
 
-    def body() -> dict[str, Any]:
+    Ends as Skipped, with the reasons, if there was nothing to train.
+    """
+
+    def body() -> dict[str, Any] | State[Any]:
         _run.step(reconcile_registry)
-        report: dict[str, Any] = _run.step(train_and_judge, device, from_scratch, dry_run, force)
+        report: dict[str, Any] = _run.step(train_and_judge, device, from_scratch, dry_run, force, strategy)
         for one in (report, *report["others"]):
-            _run.markdown(f"retrain-{one['model']}", _page(one), "Why a version was or was not promoted")
-        return report
+            _run.markdown(f"retrain-{one['model']}", gate_page.page(one), "Why a version was or was not promoted")
+        if any(one["version"] for one in (report, *report["others"])):
+            return report
+        return _run.skipped(report, "; ".join(one["reason"] for one in (report, *report["others"])))
 
     return _run.unless_busy(body)
-
-
-def _page(report: Mapping[str, Any]) -> str:
-    reasons = "\n".join(f"- {reason}" for reason in report["gate"].get("reasons", []))
-    promoted = "promoted" if report["promoted"] else "not promoted"
-    return f"**{report['model']}** version {report['version']}, {promoted}. {report['reason']}\n\n{reasons}"

@@ -3,6 +3,7 @@
 `Registry` registers, resolves, promotes, rolls back and reconciles. Importing this package does not import MLflow.
 """
 
+from tlp.registry._fallback import UsableVersion
 from tlp.registry._mlflow import ENVIRONMENT as MLFLOW_ENVIRONMENT
 from tlp.registry._registry import Registry
 from tlp.registry._types import (
@@ -23,6 +24,7 @@ __all__ = [
     "ModelVersion",
     "Registry",
     "ResolvedModel",
+    "UsableVersion",
     "VersionFacts",
     "model_name",
     "pin_alias",

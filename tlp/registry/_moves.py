@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from storage import Actor, ModelEvent, canonical_json
+from tlp._faults import reached
 from tlp.errors import InvalidInputError, NotFoundError, RegistryError
 from tlp.registry import _history
 from tlp.registry._mlflow import retrying
@@ -68,10 +69,13 @@ class Mover:
         retrying(lambda: client.set_registered_model_tag(model, _INTENT_PREFIX + alias, canonical_json(intent)))
         if by is Actor.PIPELINE and alias == CHAMPION:
             retrying(lambda: client.set_registered_model_tag(model, LAST_PROMOTED_TAG, str(version)))
+        reached("announced")
         if by is Actor.PERSON:
             self._apply_judgement(model, alias, current, version)
         retrying(lambda: client.set_registered_model_alias(model, alias, str(version)))
+        reached("aliased")
         self._store.add_model_event(event)
+        reached("recorded")
         return event
 
     def _apply_judgement(self, model: str, alias: str, from_version: int | None, to_version: int | None) -> None:
@@ -89,6 +93,11 @@ class Mover:
         row = none_if_missing(lambda: self._client.get_model_version(model, str(version)))
         if row is not None and tag not in row.tags:
             self.tag(model, version, tag, reason)
+
+    def is_rejected(self, model: str, version: int) -> bool:
+        """Whether the pipeline may not make it champion; False for one that is gone."""
+        row = none_if_missing(lambda: self._client.get_model_version(model, str(version)))
+        return row is not None and REJECTED in row.tags
 
     def previous(self, model: str, alias: str, current: int | None) -> int:
         """The version a rollback of `alias` goes to. Raises NotFoundError."""

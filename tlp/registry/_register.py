@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,27 +18,38 @@ import tenacity
 import tlp
 from storage import canonical_json
 from tlp import _process
-from tlp.registry._mlflow import EXPERIMENT, error_code, import_pyfunc
+from tlp._faults import reached
+from tlp.registry._mlflow import EXPERIMENT, error_code, import_pyfunc, retrying
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import LoggedModel
 
 OWNER_TAG: Final = "tlp.owner"
+SUBMISSION_TAG: Final = "tlp.submission"
+NOTE_TAG: Final = "mlflow.note.content"  # what MLflow's pages show as the description
 CHECKPOINT: Final = "checkpoint"
 _MODEL: Final = "tlp"
 _METRICS_PER_CALL: Final = 1000  # MLflow's own limit of one log_batch
 _TAG_CHARS: Final = 5000  # the shortest limit of MLflow's backends for a tag's value
 _PARAM_CHARS: Final = 500
+_TABLE: Final = "gate.json"
 _REQUIREMENTS: Final = ("torch", "safetensors", "numpy")
 
 
 @dataclass(frozen=True)
 class Submission:
-    """Everything that is known of a version when it is registered; see `Registry.register`."""
+    """Everything that is known of a version when it is registered; see `Registry.register`.
+
+    Attributes:
+        submission: names this registration: registered again under it, there is still one run and one version.
+        at: when it was made, seconds since the epoch; MLflow takes a metric with the same time and value once.
+    """
 
     checkpoint_dir: Path
     model: str
+    submission: str
+    at: float
     run_name: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     params: Mapping[str, Any] = field(default_factory=dict)
@@ -47,6 +57,8 @@ class Submission:
     tags: Mapping[str, str] = field(default_factory=dict)
     figures: Sequence[Path] = ()
     report: Mapping[str, Any] | None = None
+    table: Mapping[str, Sequence[Any]] | None = None
+    page: str | None = None
     feature_shape: tuple[int, int] | None = None
 
 
@@ -77,64 +89,124 @@ def ensure_experiment(client: MlflowClient, artifacts: Path | None) -> str:
 
 
 def register_version(client: MlflowClient, experiment_id: str, what: Submission) -> int:
-    """Register one version and return its number.
+    """Register one version and return its number; the one there is if that submission was registered before.
 
     The version is made last: whatever fails or is killed before leaves a run (FAILED, or RUNNING until
-    `Registry.close_stale_runs`), never half a version.
+    `Registry.close_stale_runs`), never half a version, and the next call with the same submission goes on with it.
     """
-    with _run(client, experiment_id, what.run_name) as run_id:
+    found = find_version(client, what.model, what.submission)
+    if found is not None:  # killed, or no answer heard, after the version was made
+        _close(client, what, int(found.version), str(found.run_id), _model_id(client, experiment_id, str(found.run_id)))
+        return int(found.version)
+    with _run(client, experiment_id, what.run_name, what.submission) as run_id:
+        reached("run-opened")
         _log_run(client, run_id, what)
+        reached("logged")
         model = _log_model(client, experiment_id, run_id, what)
+        reached("uploaded")
         version = _create_version(client, run_id, model, what)
-        links = json.dumps([{"name": what.model, "version": version}])
-        client.set_logged_model_tags(model.model_id, {"mlflow.modelVersions": links})  # what its page links to
+        reached("registered")
+        _close(client, what, version, run_id, str(model.model_id))
+        reached("run-closed")
         return version
 
 
+def find_version(client: MlflowClient, model: str, submission: str) -> Any:
+    """MLflow's row of the version that a submission became; None if it became none."""
+    quoted = submission.replace("'", "")
+    found = retrying(lambda: client.search_model_versions(f"name = '{model}' and tags.`{SUBMISSION_TAG}` = '{quoted}'"))
+    return found[0] if found else None
+
+
+def _model_id(client: MlflowClient, experiment_id: str, run_id: str) -> str | None:
+    """The finished logged model of a run."""
+    for model in _logged_models(client, experiment_id, run_id):
+        if str(model.status) == "READY":
+            return str(model.model_id)
+    return None
+
+
+def _logged_models(client: MlflowClient, experiment_id: str, run_id: str) -> list[Any]:
+    return list(
+        retrying(lambda: client.search_logged_models([experiment_id], filter_string=f"source_run_id = '{run_id}'"))
+    )
+
+
+def _close(client: MlflowClient, what: Submission, version: int, run_id: str, model_id: str | None) -> None:
+    """What the pages of model and run say once the version is there. May be said twice."""
+    if model_id is not None:
+        links = json.dumps([{"name": what.model, "version": version}])
+        retrying(lambda: client.set_logged_model_tags(model_id, {"mlflow.modelVersions": links}))
+    retrying(lambda: client.set_terminated(run_id, "FINISHED"))
+
+
 @contextmanager
-def _run(client: MlflowClient, experiment_id: str, name: str | None) -> Iterator[str]:
-    tags = {OWNER_TAG: canonical_json(_process.identity()), "tlp.version": tlp.__version__}
-    run_id = str(client.create_run(experiment_id, tags=tags, run_name=name).info.run_id)
+def _run(client: MlflowClient, experiment_id: str, name: str | None, submission: str) -> Iterator[str]:
+    """A run for the length of the body, FAILED if it raises: the one an earlier try left, else a new one."""
+    owner = canonical_json(_process.identity())
+    query = f"tags.`{SUBMISSION_TAG}` = '{submission}'"
+    earlier = retrying(lambda: client.search_runs([experiment_id], query, max_results=1))
+    if earlier:
+        run_id = str(earlier[0].info.run_id)
+        client.set_tag(run_id, OWNER_TAG, owner)
+        client.update_run(run_id, status="RUNNING")
+        for left in _logged_models(client, experiment_id, run_id):
+            if str(left.status) != "READY":
+                client.finalize_logged_model(left.model_id, "FAILED")
+    else:
+        tags = {OWNER_TAG: owner, "tlp.version": tlp.__version__, SUBMISSION_TAG: submission}
+        run_id = str(client.create_run(experiment_id, tags=tags, run_name=name).info.run_id)
     try:
         yield run_id
-    except BaseException:
-        client.set_terminated(run_id, "FAILED")
+    except BaseException as exc:
+        try:
+            client.set_terminated(run_id, "FAILED")
+        except Exception as closing:  # noqa: BLE001  # the first error is the news; the next try takes the run up
+            exc.add_note(f"run {run_id} stays open: {closing}")
         raise
-    client.set_terminated(run_id, "FINISHED")
 
 
 def _log_run(client: MlflowClient, run_id: str, what: Submission) -> None:
     from mlflow.entities import Metric, Param, RunTag
 
-    now = int(time.time() * 1000)
-    values = [Metric(key, float(value), now, 0) for key, value in what.metrics.items()]
-    values += [Metric(key, float(y), now, step) for key, curve in what.curves.items() for step, y in enumerate(curve)]
+    at = int(what.at * 1000)
+    values = [Metric(key, float(value), at, 0) for key, value in what.metrics.items()]
+    values += [Metric(key, float(y), at, step) for key, curve in what.curves.items() for step, y in enumerate(curve)]
     params = [Param(key, tag_text(value)[:_PARAM_CHARS]) for key, value in what.params.items()]
-    client.log_batch(run_id, params=params, tags=[RunTag(key, value) for key, value in what.tags.items()])
+    tags = dict(what.tags) | ({NOTE_TAG: what.page} if what.page else {})
+    client.log_batch(run_id, params=params, tags=[RunTag(key, value) for key, value in tags.items()])
     for start in range(0, len(values), _METRICS_PER_CALL):
         client.log_batch(run_id, metrics=values[start : start + _METRICS_PER_CALL])
     for figure in what.figures:
         client.log_artifact(run_id, str(figure), "figures")
     if what.report is not None:
         client.log_dict(run_id, dict(what.report), "report.json")
+    if what.page:
+        client.log_text(run_id, what.page, "gate.md")
+    if what.table:
+        # What `log_table` writes, which would read a table that is there already and add to it.
+        rows = [list(row) for row in zip(*what.table.values(), strict=True)]
+        client.log_dict(run_id, {"columns": list(what.table), "data": rows}, _TABLE)
+        client.set_tag(run_id, "mlflow.loggedArtifacts", json.dumps([{"path": _TABLE, "type": "table"}]))
 
 
 def _log_model(client: MlflowClient, experiment_id: str, run_id: str, what: Submission) -> LoggedModel:
     """Upload the model's files; the client calls instead of `pyfunc.log_model`, which needs MLflow's global state."""
     from mlflow.entities import LoggedModelOutput, Metric
 
+    for ready in _logged_models(client, experiment_id, run_id):
+        if str(ready.status) == "READY":  # an earlier try got this far
+            return ready
     model = client.create_logged_model(experiment_id, name=_MODEL, source_run_id=run_id, tags=dict(what.tags))
     model_id = str(model.model_id)
     with tempfile.TemporaryDirectory(prefix="tlp-model-") as folder:
         _save_pyfunc(Path(folder), what)
         client.log_model_artifacts(model_id, str(Path(folder) / _MODEL))
-    client.finalize_logged_model(model_id, "READY")
     client.log_outputs(run_id, [LoggedModelOutput(model_id, 0)])
-    now = int(time.time() * 1000)
-    values = [
-        Metric(key, float(value), now, 0, model_id=model_id, run_id=run_id) for key, value in what.metrics.items()
-    ]
+    at = int(what.at * 1000)
+    values = [Metric(key, float(value), at, 0, model_id=model_id, run_id=run_id) for key, value in what.metrics.items()]
     client.log_batch(run_id, metrics=values)  # shown on the model's page
+    client.finalize_logged_model(model_id, "READY")
     return model
 
 
@@ -200,7 +272,8 @@ def _create_version(client: MlflowClient, run_id: str, model: LoggedModel, what:
                 # Not `models:/<id>`: on SQLite MLflow looks such a source up in its process-wide tracking URI.
                 source=model.artifact_location,
                 run_id=run_id,
-                tags=dict(what.tags),
+                tags=dict(what.tags) | {SUBMISSION_TAG: what.submission},
+                description=what.page,
                 await_creation_for=None,
                 model_id=model.model_id,
             )

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import filelock
 
 from storage import Actor, ModelEvent
 from tlp import _process
 from tlp.errors import BusyError, InvalidInputError
-from tlp.registry import _files, _register
+from tlp.registry import _fallback, _files, _register
 from tlp.registry._mlflow import is_http, map_mlflow_errors, open_client, retrying
 from tlp.registry._moves import Mover
 from tlp.registry._read import Reader
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 _VERSION: Final = re.compile(r"v?(\d+)")
 _LOCK_TIMEOUT_S: Final = 60.0
+T = TypeVar("T")
 
 
 class Registry:
@@ -79,12 +82,17 @@ class Registry:
         tags: Mapping[str, Any] | None = None,
         figures: Sequence[Path] = (),
         report: Mapping[str, Any] | None = None,
+        table: Mapping[str, Sequence[Any]] | None = None,
+        page: str | None = None,
         run_name: str | None = None,
         feature_shape: tuple[int, int] | None = None,
+        submission: str | None = None,
+        at: float | None = None,
     ) -> int:
         """Register a checkpoint directory as the next version of the family's model and return its number.
 
-        No alias is moved. A failure or a kill on the way leaves no version behind.
+        No alias is moved. A failure or a kill on the way leaves no version behind; with a `submission` the next call
+        goes on with what is there, so that it may be repeated until it returns.
 
         Args:
             checkpoint_dir: what `Checkpoint.save` wrote; copied.
@@ -95,8 +103,12 @@ class Registry:
             tags: of the version and its run; structures become JSON. See `VersionFacts.to_tags`.
             figures: PNG files for the run's page.
             report: a dictionary for `report.json`.
+            table: column → values; `gate.json`, which MLflow shows as a table.
+            page: Markdown; the description of run and version.
             feature_shape: (L, E) of an encoded program, the only one the model then accepts; None: what the
                 checkpoint's config.json says.
+            submission: names this registration for good: called again with it, the version there is is returned.
+            at: when the figures were made, seconds since the epoch; the same in every call of a submission.
 
         Raises:
             InvalidInputError: no such directory.
@@ -109,6 +121,8 @@ class Registry:
         what = _register.Submission(
             checkpoint_dir=checkpoint_dir,
             model=model,
+            submission=submission or uuid.uuid4().hex,
+            at=time.time() if at is None else at,
             run_name=run_name,
             metrics=metrics or {},
             params=params or {},
@@ -116,10 +130,19 @@ class Registry:
             tags={key: _register.tag_text(value) for key, value in (named | dict(tags or {})).items()},
             figures=figures,
             report=report,
+            table=table,
+            page=page,
             feature_shape=feature_shape,
         )
         with self._mapped(f"registering a version of {model}"):
             return _register.register_version(self._client, self._experiment_id(), what)
+
+    def find_submission(self, family: str, submission: str) -> int | None:
+        """The version that `register(submission=…)` made; None if it made none."""
+        model = model_name(family)
+        with self._mapped(f"looking for submission {submission} of {model}"):
+            found = _register.find_version(self._client, model, submission)
+            return None if found is None else int(found.version)
 
     def list_versions(self, family: str | None = None) -> list[ModelVersion]:
         """All versions of the family's model (of every family if None), newest first; [] if there is no model."""
@@ -159,6 +182,47 @@ class Registry:
             folder = _files.checkpoint_dir(self._client, self._settings, model, version)
             return ResolvedModel(model, version, alias, folder, found.tags)
 
+    def usable(self, family: str, device: str | None, load: Callable[[ResolvedModel], T]) -> _fallback.UsableVersion[T]:
+        """The version in force, loaded; if it cannot be, the newest earlier champion that can and was not rejected.
+
+        "Cannot be" is: deleted, an alias that points nowhere, files that are gone, `load` raising RegistryError.
+
+        Args:
+            device: its pin wins over `champion`.
+            load: makes of a version what the caller works with. Raises RegistryError.
+
+        Raises:
+            RegistryUnavailableError: MLflow does not answer.
+            NotFoundError, RegistryError: why the version in force cannot be used; no earlier one can, either.
+        """
+        model = model_name(family)
+
+        def earlier() -> list[int]:
+            with self._mapped(f"looking for the last good version of {model}"):
+                with suppress(BusyError), self._moving(family):
+                    self._mover().reconcile(model)  # an alias that a person took away is a verdict
+                return _fallback.last_good(self._events.model_events(model=model), self._read.versions(model), device)
+
+        return _fallback.first_usable(
+            model,
+            lambda: self.resolve(family, device),
+            earlier,
+            lambda version: self.resolve(family, ref=version),
+            load,
+        )
+
+    def champion_version(self, family: str) -> int | None:
+        """Where `champion` points now; None: nowhere."""
+        model = model_name(family)
+        with self._mapped(f"looking for the champion of {model}"):
+            return self._read.aliases(model).get(CHAMPION)
+
+    def tag(self, family: str, version: int, key: str, value: str) -> None:
+        """Set a tag of a version."""
+        model = model_name(family)
+        with self._mapped(f"tagging version {version} of {model}"):
+            self._mover().tag(model, version, key, _register.tag_text(value))
+
     # -- aliases ----------------------------------------------------------------------------------------------
     def promote(
         self,
@@ -185,6 +249,43 @@ class Registry:
             mover = self._mover()
             mover.reconcile(model)
             return mover.move(model, alias, version, reason=reason, by=by)
+
+    def promote_judged(
+        self, family: str, version: int, *, reason: str, judged_against: int | None, parent: int | None
+    ) -> bool:
+        """Move `champion` to a version that passed the gate, once, unless a person decided otherwise meanwhile.
+
+        Args:
+            judged_against: where `champion` pointed when the gate judged; None: nowhere.
+            parent: the version the training started from; None: from scratch.
+
+        Returns:
+            Whether it was moved now; False if it was before (whatever became of it since).
+
+        Raises:
+            NotFoundError: no such version.
+            InvalidInputError: `champion` points elsewhere by now, or the version or its parent was rejected.
+        """
+        model = model_name(family)
+        with self._mapped(f"promoting version {version} of {model}"), self._moving(family):
+            mover = self._mover()
+            mover.reconcile(model)
+            moves = [e for e in self._events.model_events(model=model) if e.alias == CHAMPION]
+            if any(e.to_version == str(version) for e in moves):
+                return False
+            now = self._read.aliases(model).get(CHAMPION)
+            if now != judged_against:
+                raise InvalidInputError(
+                    f"version {version} of {model} was judged when champion was {_named(judged_against)}, and it is "
+                    f"{_named(now)} by now: the next training is judged against that",
+                    next_command=f"tlp model promote {version}",
+                )
+            if parent is not None and mover.is_rejected(model, parent):
+                raise InvalidInputError(
+                    f"version {version} of {model} was trained from version {parent}, which was rejected meanwhile",
+                    next_command=f"tlp model promote {version}",
+                )
+            return mover.move(model, CHAMPION, version, reason=reason, by=Actor.PIPELINE) is not None
 
     def rollback(
         self,
@@ -308,3 +409,7 @@ class Registry:
         uri = self._settings.mlflow_tracking_uri
         artifacts = None if is_http(uri) else self._settings.mlflow_dir / "artifacts"
         return retrying(lambda: _register.ensure_experiment(self._client, artifacts))
+
+
+def _named(version: int | None) -> str:
+    return "nowhere" if version is None else f"version {version}"

@@ -102,6 +102,8 @@ class VersionFacts:
         encoder_version: encoder the vocabulary belongs to.
         gate_passed: verdict of the promotion gate; None before it has judged.
         gate_reasons: why, one sentence each.
+        scores: `top1`, `top5`, and `top1.<device>`, `top5.<device>`; written with six decimals, so that text sorts as
+            numbers do.
     """
 
     samples: Mapping[str, int]
@@ -111,6 +113,7 @@ class VersionFacts:
     encoder_version: str
     gate_passed: bool | None = None
     gate_reasons: tuple[str, ...] = ()
+    scores: Mapping[str, float] = field(default_factory=dict)
 
     def to_tags(self) -> dict[str, Any]:
         """Tags of the version, by the names `tlp model show` prints."""
@@ -121,6 +124,8 @@ class VersionFacts:
             "strategy": self.strategy,
             "encoder_version": self.encoder_version,
         }
+        tags |= {f"samples.{device}": str(count) for device, count in self.samples.items()}
+        tags |= {key: f"{value:.6f}" for key, value in self.scores.items()}
         if self.parent_version is not None:
             tags["parent_version"] = self.parent_version
         if self.gate_passed is not None:

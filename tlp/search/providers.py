@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage import Device, Sketch
+from tlp.registry import CHAMPION
 from tlp.search.cost_model import Degraded, Scorer, TLPCostModel
 
 if TYPE_CHECKING:
     from tlp.programs.space import DesignSpace
-    from tlp.registry import Registry
+    from tlp.registry import Registry, ResolvedModel
     from tlp.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -27,11 +28,19 @@ class CostModelProvider(ABC):
     Attributes:
         ref: what was asked for (`champion`, a version number, `xgb`, `random`); kept in the run's parameters.
         degraded: scorings of this run that had to do without the model.
+        notices: what a person should know about the versions used, each said once.
     """
 
     def __init__(self, ref: str) -> None:
         self.ref = ref
         self.degraded = Degraded()
+        self.notices: list[str] = []
+
+    def notice(self, text: str) -> None:
+        """Say something once, in the log and in the run's report."""
+        if text not in self.notices:
+            log.warning("%s", text)
+            self.notices.append(text)
 
     @abstractmethod
     def refresh(self) -> str:
@@ -96,7 +105,7 @@ class RegistryProvider(CostModelProvider):
         except Exception as exc:
             if self._current is None:
                 raise
-            log.warning("the registry gave no usable model (%s): going on with version %s", exc, self._current[1])
+            self.notice(f"the registry gave no usable model ({exc}): going on with version {self._current[1]}")
         return self._current[1]
 
     def cost_model(self, space: DesignSpace) -> Any:
@@ -161,33 +170,47 @@ def open_provider(ref: str, device: Device, settings: Settings, registry: Regist
         settings: torch device and threads, seed.
         registry: asked before every round; not used for `xgb` and `random`.
 
-    Nothing is looked up here: `refresh` raises if there is no such version.
+    Nothing is looked up here: `refresh` raises if there is no such version. A champion that was deleted, whose alias
+    points nowhere or whose files are gone is stood in for by the last good version (`Registry.usable`), with a notice.
     """
     if ref == "xgb":
         return XGBProvider()
     if ref == "random":
         return RandomProvider(settings.seed)
 
+    def load(found: ResolvedModel) -> Scorer:
+        from tlp.model.checkpoint import Checkpoint  # imports torch
+        from tlp.model.predictor import Predictor
+
+        predictor = Predictor(
+            Checkpoint.load(found.checkpoint_dir),
+            device.name,
+            target=device.target,
+            family=device.family,
+            torch_device=settings.torch_device,
+        )
+        # Batches of a search take 0.1 s on one thread; more threads wait for each other beside TVM's own.
+        return _on_threads(settings.torch_threads or 1, predictor.score_many)
+
+    loaded: dict[int, Scorer] = {}  # the version in force, which is looked up before every round
+
+    def load_once(found: ResolvedModel) -> Scorer:
+        scorer = loaded.get(found.version) or load(found)
+        loaded.clear()
+        loaded[found.version] = scorer
+        return scorer
+
     def resolve() -> tuple[str, Callable[[], Scorer]]:
-        found = registry.resolve(device.family, device.name, ref)
+        if ref != CHAMPION:
+            found = registry.resolve(device.family, device.name, ref)
+            return str(found.version), lambda: load(found)
+        used = registry.usable(device.family, device.name, load_once)
+        if used.fallback:
+            provider.notice(used.fallback)
+        return str(used.version), lambda: used.loaded
 
-        def load() -> Scorer:
-            from tlp.model.checkpoint import Checkpoint  # imports torch
-            from tlp.model.predictor import Predictor
-
-            predictor = Predictor(
-                Checkpoint.load(found.checkpoint_dir),
-                device.name,
-                target=device.target,
-                family=device.family,
-                torch_device=settings.torch_device,
-            )
-            # Batches of a search take 0.1 s on one thread; more threads wait for each other beside TVM's own.
-            return _on_threads(settings.torch_threads or 1, predictor.score_many)
-
-        return str(found.version), load
-
-    return RegistryProvider(ref, resolve, seed=settings.seed)
+    provider = RegistryProvider(ref, resolve, seed=settings.seed)
+    return provider
 
 
 def _on_threads(count: int, score: Scorer) -> Scorer:

@@ -83,6 +83,7 @@ class TuningReport:
         skipped: tasks that were given up, with the reason.
         degraded_events: scorings that had to do without the model.
         degraded_reason: why, the last time.
+        warnings: what a person should know about the versions used, e.g. that the champion could not be loaded.
         resumed_from: the run this one went on with.
         reason: "done", or why the budget was not used up.
     """
@@ -102,6 +103,7 @@ class TuningReport:
     degraded_reason: str | None
     resumed_from: str | None
     reason: str
+    warnings: tuple[str, ...] = ()
 
     @property
     def estimated_latency_s(self) -> float | None:
@@ -136,6 +138,7 @@ class TuningReport:
             "estimated_latency_s": self.estimated_latency_s,
             "skipped_tasks": [{"task": task, "reason": reason} for task, reason in self.skipped],
             "degraded": {"events": self.degraded_events, "last_reason": self.degraded_reason},
+            "warnings": list(self.warnings),
             "resumed_from": self.resumed_from,
             "reason": self.reason,
         }

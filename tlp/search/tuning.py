@@ -264,4 +264,5 @@ def _report(
         degraded_reason=model.degraded.last_reason,
         resumed_from=params.get("resumed_from"),
         reason=reason,
+        warnings=tuple(model.notices),
     )

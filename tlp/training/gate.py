@@ -3,9 +3,12 @@
 On the held-out networks the candidate must
 
 1. on the trained device, beat the champion's top-1 and top-5 or tie within bootstrap noise;
-2. on every other device, not lose more than `max_other_drop` of top-1;
+2. on every other device of the family, also those whose heads were not trained this time, not lose more than
+   `gate_max_other_drop` of top-1;
 3. if there is no champion, beat random choice: on the trained device in top-1 beyond its noise and not lose to it in
    top-5 (which is near 1 by itself where few programs were measured); elsewhere in top-1.
+
+and its scores must be a ranking: finite, and not the same for all programs (`tlp.training.screen`).
 
 The bootstrap is paired: the same resampled tasks count for both, so that what tasks differ in cancels out.
 Random choice is drawn instead, task by task: how well a model that knows nothing would do by luck. That is exact for
@@ -14,8 +17,8 @@ few tasks, where a bootstrap would see too little.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +43,7 @@ class Comparison:
         against: the reference's name, `champion` or `random`.
         low: lower end of the one-sided 95% interval of the difference.
         high: upper end.
+        verdict: what is wrong with it, else `ok`.
     """
 
     device: str
@@ -49,17 +53,18 @@ class Comparison:
     against: str
     low: float
     high: float
+    verdict: str = "ok"
 
     @property
     def difference(self) -> float:
         """Candidate minus reference."""
         return self.candidate - self.reference
 
-    def sentence(self, verdict: str) -> str:
+    def sentence(self) -> str:
         """For people."""
         return (
             f"{self.device}: top-{self.k} {self.candidate:.3f} against {self.reference:.3f} of {self.against} "
-            f"({self.difference:+.3f}, 95% bounds {self.low:+.3f} and {self.high:+.3f}): {verdict}"
+            f"({self.difference:+.3f}, 95% bounds {self.low:+.3f} and {self.high:+.3f}): {self.verdict}"
         )
 
 
@@ -82,19 +87,14 @@ class GateVerdict:
         return {
             "passed": self.passed,
             "reasons": list(self.reasons),
-            "comparisons": [
-                {
-                    "device": c.device,
-                    "k": c.k,
-                    "candidate": c.candidate,
-                    "reference": c.reference,
-                    "against": c.against,
-                    "low": c.low,
-                    "high": c.high,
-                }
-                for c in self.comparisons
-            ],
+            "comparisons": [asdict(c) for c in self.comparisons],
         }
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> GateVerdict:
+        """The inverse of `to_json`. Raises KeyError, TypeError."""
+        comparisons = tuple(Comparison(**c) for c in value["comparisons"])
+        return GateVerdict(bool(value["passed"]), tuple(value["reasons"]), comparisons)
 
 
 def compare(
@@ -140,6 +140,8 @@ def judge(
     trained: Sequence[str],
     candidate: str = CANDIDATE,
     champion: str | None = CHAMPION,
+    others: Sequence[str] = (),
+    defects: Mapping[str, str] | None = None,
 ) -> GateVerdict:
     """Judge a candidate on an evaluation that holds it, the champion (if there is one) and random choice.
 
@@ -149,8 +151,11 @@ def judge(
         trained: devices the training was for; the family's other devices count as "other".
         candidate: its name in the report.
         champion: its name; None: there is no champion.
+        others: the family's other devices; those that cannot be judged are named in the reasons.
+        defects: device → what is wrong with the candidate's scores there (`ScreenedScorer.defects`); each stops it.
     """
-    problems = [
+    problems = [f"{device}: {what}, so it cannot rank" for device, what in (defects or {}).items()]
+    problems += [
         f"{device}: no held-out task has two measured programs there, so the candidate cannot be judged"
         for device in trained
         if device not in report.devices
@@ -164,12 +169,15 @@ def judge(
                 c = compare_with_random(device, results[candidate], results[RANDOM], **options)
             else:
                 c = compare(device, results[candidate], results[champion], champion, **options)
-            comparisons.append(c)
             problem = _problem(c, device in trained, champion is None, settings.gate_max_other_drop)
-            if problem:
-                problems.append(c.sentence(problem))
-            else:
-                passes.append(c.sentence("ok"))
+            c = replace(c, verdict=problem or c.verdict)
+            comparisons.append(c)
+            (problems if problem else passes).append(c.sentence())
+    passes += [
+        f"{device}: not judged, nothing held out was measured there"
+        for device in others
+        if device not in report.devices
+    ]
     return GateVerdict(not problems, tuple(problems or passes), tuple(comparisons))
 
 

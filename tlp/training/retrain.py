@@ -1,21 +1,19 @@
-"""One whole retraining: data set → train → evaluate → gate → register → promote."""
+"""One whole retraining: data set → train → keep → evaluate → gate → register → promote."""
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from storage import Device, DeviceState, MeasurementStore
-from tlp.errors import ModelFormatError, NotFoundError
+from storage import Device, MeasurementStore
+from tlp._faults import reached
+from tlp.errors import ModelFormatError
 from tlp.model.checkpoint import Checkpoint, Manifest
-from tlp.registry import VersionFacts, model_name
-from tlp.report import plots
-from tlp.runs import OUT_OF_WORK
+from tlp.registry import model_name
 from tlp.settings import Settings
+from tlp.training.champion import ModelRegistry, Resolved, find_champion, load_champion
 from tlp.training.dataset import Dataset, build_dataset
 from tlp.training.decision import (
     MAX_AUXILIARIES,
@@ -26,9 +24,11 @@ from tlp.training.decision import (
     new_samples,
     training_language,
 )
-from tlp.training.evaluate import CheckpointScorer, EvaluationReport, evaluate
-from tlp.training.gate import CANDIDATE, CHAMPION, GateVerdict, judge
+from tlp.training.evaluate import EvaluationReport
+from tlp.training.gate import GateVerdict
+from tlp.training.kept import Facts, keep
 from tlp.training.strategy import JointStrategy, Strategy
+from tlp.training.submit import Submitted, mark_serving, patiently, submit, submit_kept
 from tlp.training.trainer import OnEpoch, TrainOptions
 
 __all__ = [
@@ -44,47 +44,9 @@ __all__ = [
     "model_key",
     "new_samples",
     "run_retrain",
+    "submit_kept",
     "training_language",
 ]
-
-
-class Resolved(Protocol):
-    """A registered version and its files."""
-
-    @property
-    def version(self) -> int:
-        """The registry's number."""
-
-    @property
-    def checkpoint_dir(self) -> Path:
-        """What was registered."""
-
-
-class ModelRegistry(Protocol):
-    """What retraining needs of a registry: `tlp.registry.Registry`, or `tlp.training.testing.FakeRegistry`."""
-
-    def resolve(self, family: str, device: str | None = None, ref: str | int = "champion") -> Resolved:
-        """The version an alias points to. Raises NotFoundError if it points nowhere."""
-
-    def register(
-        self,
-        checkpoint_dir: Path,
-        *,
-        family: str,
-        device: str | None = None,
-        metrics: Mapping[str, float] | None = None,
-        params: Mapping[str, Any] | None = None,
-        curves: Mapping[str, Sequence[float]] | None = None,
-        tags: Mapping[str, Any] | None = None,
-        figures: Sequence[Path] = (),
-        report: Mapping[str, Any] | None = None,
-        run_name: str | None = None,
-        feature_shape: tuple[int, int] | None = None,
-    ) -> int:
-        """Keep a checkpoint as the next version and return its number."""
-
-    def promote(self, family: str, version: int, *, reason: str) -> Any:
-        """Move `champion`."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +61,10 @@ class RetrainResult:
         gate: the verdict; None if nothing was trained.
         samples: OK samples per device in the snapshot.
         seconds: wall time.
-        report: evaluation of candidate, champion and random choice; None if nothing was trained.
+        report: evaluation of candidate, champion and random choice; None if nothing was trained, or another process
+            did and was killed.
+        warnings: what a person should know, e.g. that the champion could not be loaded and an earlier one was used.
+        origin: `strategy, parent, watermark` of the version; empty if nothing was trained.
     """
 
     model: str
@@ -110,6 +75,8 @@ class RetrainResult:
     samples: Mapping[str, int]
     seconds: float
     report: EvaluationReport | None = None
+    warnings: tuple[str, ...] = ()
+    origin: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The shape that `tlp train --json` prints."""
@@ -121,16 +88,9 @@ class RetrainResult:
             "gate": self.gate.to_json() if self.gate else {},
             "samples": dict(self.samples),
             "seconds": self.seconds,
+            "warnings": list(self.warnings),
+            **self.origin,
         }
-
-
-def load_champion(registry: ModelRegistry, key: str) -> tuple[str, Checkpoint] | None:
-    """The champion's version and checkpoint under a `model_key`; None if there is none. Raises ModelFormatError."""
-    try:
-        resolved = registry.resolve(key)
-    except NotFoundError:
-        return None
-    return str(resolved.version), Checkpoint.load(resolved.checkpoint_dir)
 
 
 def run_retrain(
@@ -150,6 +110,9 @@ def run_retrain(
     unless `from_scratch`; a candidate that fails the gate is registered without an alias, with the reasons as tags.
     Takes no lock and opens no run: the caller does.
 
+    The model is kept on disk from the moment it is trained until all is recorded (`tlp.training.kept`). One that a
+    killed process left is gone on with first; if no training is due after that, it is the result.
+
     Args:
         store: the store; its newest sample is the snapshot.
         settings: training and gate.
@@ -164,63 +127,74 @@ def run_retrain(
         NotFoundError: no such device.
         ModelFormatError: the champion cannot be read by this release (not if `from_scratch`).
         InvalidInputError: nothing to train on.
-        RegistryError: the registry is at fault.
+        RegistryError: the registry is at fault; what was trained is kept, and the message says so.
     """
     started = time.monotonic()
     row = store.get_device(device)
     language = training_language(store, device)
     key = model_key(row.family, language)
-    model = model_name(key)
+    finished = submit_kept(store, settings, registry, key)
     try:
-        champion = load_champion(registry, key)
+        champion = patiently(settings, lambda: find_champion(registry, key))
     except ModelFormatError:
         if not from_scratch:
             raise
         champion = None
-    manifest = champion[1].manifest if champion else None
-    decision = decide(store, settings, device, manifest, force=force or from_scratch)
+    manifest = champion.loaded.manifest if champion else None
+    warnings = (champion.fallback,) if champion and champion.fallback else ()
+    decision = decide(
+        store,
+        settings,
+        device,
+        manifest,
+        force=force or from_scratch,
+        champion_version=champion.version if champion else None,
+    )
     if not decision.train:
-        return RetrainResult(model, None, False, decision.reason, None, {}, time.monotonic() - started)
-    dataset = _dataset(store, settings, row, None if from_scratch else champion, manifest, language)
+        if finished:
+            return _result(finished[-1], started)
+        return RetrainResult(
+            model_name(key), None, False, decision.reason, None, {}, time.monotonic() - started, warnings=warnings
+        )
+    parent = None if from_scratch or champion is None else (str(champion.version), champion.loaded)
+    dataset = _dataset(store, settings, row, parent, manifest, language)
     candidate = (strategy or JointStrategy()).train(
         dataset,
         TrainOptions.from_settings(settings),
-        parent=None if from_scratch or champion is None else champion[1],
-        parent_version=None if from_scratch or champion is None else champion[0],
+        parent=parent[1] if parent else None,
+        parent_version=parent[0] if parent else None,
         on_epoch=on_progress,
     )
-    scorers = {CANDIDATE: candidate} | ({CHAMPION: champion[1]} if champion else {})
-    report = evaluate(
-        store,
-        dataset.device_names,
-        {
-            name: CheckpointScorer(checkpoint, threads=settings.torch_threads, torch_device=settings.torch_device)
-            for name, checkpoint in scorers.items()
-        },
-        watermark=dataset.watermark,
-        holdout=dataset.holdout,
+    reached("trained")
+    facts = Facts(
+        key=key,
+        device=device,
         language=language,
+        reason=decision.reason,
+        parent=int(parent[0]) if parent else None,
+        at=time.time(),
+        holdout=dataset.holdout.weights,
+        held_networks=dataset.holdout.networks,
+        warnings=warnings,
     )
-    verdict = judge(report, settings, trained=[device], champion=CHAMPION if champion else None)
-    version = _register(registry, key, candidate, report, verdict, device, champion[0] if champion else None)
-    reason = "; ".join(verdict.reasons)
-    if verdict.passed:
-        registry.promote(key, version, reason=f"{decision.reason}; passed the gate: {reason}")
-        own = [name for name in dataset.device_names if training_language(store, name) == language]
-        mark_serving(store, own, f"version {version} of {model} was promoted")
+    kept = keep(settings, candidate, facts)
+    reached("kept")
+    return _result(submit(store, settings, registry, kept, candidate), started)
+
+
+def _result(done: Submitted, started: float) -> RetrainResult:
     return RetrainResult(
-        model, version, verdict.passed, reason, verdict, dataset.samples, time.monotonic() - started, report
+        model=done.model,
+        version=done.version,
+        promoted=done.promoted,
+        reason=done.reason,
+        gate=done.gate,
+        samples=done.samples,
+        seconds=time.monotonic() - started,
+        report=done.report,
+        warnings=done.kept.facts.warnings,
+        origin=done.origin,
     )
-
-
-def mark_serving(store: MeasurementStore, devices: Iterable[str], reason: str) -> None:
-    """Devices with a head in the champion are SERVING, unless they are so already or out of work.
-
-    Said after a promotion, and again by the next retraining: a process killed between the two leaves it unsaid.
-    """
-    for name in devices:
-        if store.get_device(name).state not in (*OUT_OF_WORK, DeviceState.SERVING):
-            store.set_device_state(name, DeviceState.SERVING, reason)
 
 
 def _dataset(
@@ -241,48 +215,3 @@ def _dataset(
         language=language,
         cache_dir=settings.cache_dir / "features",
     )
-
-
-def _register(
-    registry: ModelRegistry,
-    key: str,
-    candidate: Checkpoint,
-    report: EvaluationReport,
-    verdict: GateVerdict,
-    device: str,
-    champion_version: str | None,
-) -> int:
-    """Write checkpoint and figures to a temporary folder and hand them over."""
-    manifest = candidate.manifest
-    results = report.devices.get(device, {})
-    metrics = dict(manifest.metrics)
-    if CANDIDATE in results:
-        metrics |= {"top1": results[CANDIDATE].top(1), "top5": results[CANDIDATE].top(5)}
-    for name, predictors in report.devices.items():
-        metrics |= {f"top{k}.{name}": predictors[CANDIDATE].top(k) for k in (1, 5)}
-    facts = VersionFacts(
-        samples=manifest.samples,
-        watermark=manifest.watermark,
-        strategy=manifest.strategy,
-        parent_version=manifest.parent,
-        encoder_version=manifest.encoder_version,
-        gate_passed=verdict.passed,
-        gate_reasons=verdict.reasons,
-    )
-    tags = facts.to_tags() | ({"champion_at_gate": champion_version} if champion_version else {})
-    with tempfile.TemporaryDirectory(prefix="tlp-checkpoint-") as folder:
-        directory = candidate.save(Path(folder) / "checkpoint")
-        figures = plots.draw_all(report, manifest.curves, Path(folder) / "figures")
-        return registry.register(
-            directory,
-            family=key,
-            device=device,
-            metrics=metrics,
-            params={"seeds": list(manifest.seeds), "strategy": manifest.strategy, "watermark": manifest.watermark},
-            curves=manifest.curves,
-            tags=tags,
-            figures=figures,
-            report=report.to_json() | {"gate": verdict.to_json()},
-            run_name=f"retrain-{device}",
-            feature_shape=(candidate.config.length, candidate.config.width),
-        )

@@ -162,11 +162,11 @@ class TestStaleRuns:
             from tlp.registry import Registry, _register
             from tlp.settings import Settings
             registry = Registry(Settings(home=Path(sys.argv[1])))
-            with _register._run(registry._client, registry._experiment_id(), "killed"):
+            with _register._run(registry._client, registry._experiment_id(), "killed", "one"):
                 os.kill(os.getpid(), signal.SIGKILL)
         """
         assert run_python(code, str(mlflow_settings.home)).returncode == -signal.SIGKILL
-        with _register._run(registry._client, registry._experiment_id(), "alive") as alive:
+        with _register._run(registry._client, registry._experiment_id(), "alive", "two") as alive:
             (closed,) = registry.close_stale_runs()
             status = {r.info.run_name: r.info.status for r in registry._client.search_runs([registry._experiment_id()])}
             assert status == {"killed": "KILLED", "alive": "RUNNING"}

@@ -3,7 +3,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from tlp.model.checkpoint import Checkpoint, Manifest
 from tlp.model.config import TLPConfig
 from tlp.model.network import MTLTLP
 from tlp.programs.space import DesignSpace
-from tlp.registry import ResolvedModel
+from tlp.registry import ResolvedModel, UsableVersion
 from tlp.search._signals import held_signals
 from tlp.search.cost_model import Degraded, Scorer, ScoreScale, TLPCostModel
 from tlp.search.providers import FixedScorerProvider, RegistryProvider, open_provider
@@ -175,9 +175,9 @@ def test_open_provider_scores_with_the_registered_checkpoint(
     Checkpoint(config, Vocabulary(), manifest, MTLTLP(config).state_dict()).save(tmp_path / "version")
 
     class OneVersion:
-        def resolve(self, family: str, device: str, ref: str) -> ResolvedModel:
-            assert (family, device, ref) == ("x86_64", "a", "champion")
-            return ResolvedModel("mtl-tlp-x86_64", 3, "champion", tmp_path / "version")
+        def usable(self, family: str, device: str, load: Callable[[ResolvedModel], Scorer]) -> UsableVersion[Scorer]:
+            assert (family, device) == ("x86_64", "a")
+            return UsableVersion(3, load(ResolvedModel("mtl-tlp-x86_64", 3, "champion", tmp_path / "version")))
 
     device = Device("a", space.target, "x86_64", 1, {}, {}, DeviceState.SERVING, datetime.now(UTC))
     provider = open_provider("champion", device, settings, OneVersion())  # type: ignore[arg-type]
