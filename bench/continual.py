@@ -1,6 +1,7 @@
 """A stream of devices, one strategy after the other: what each device keeps, gains, and costs.
 
-    python bench/continual.py [--strategies NAME,…] [--seeds 2] [--store FOLDER] [--choose] [--json]
+    python bench/continual.py [--strategies NAME,…] [--seeds 2] [--programs 24] [--store FOLDER] [--json]
+    python bench/continual.py --choose [--folds 3] [--seeds 1]
 
 Stages: x86-64-v2, then x86-64-v3, x86-64-v4 (starter data, `tlp/data/starter`), then this CPU (`bench/data/this_cpu`,
 or `--store`: any Parquet folder of `tlp export parquet` with one more device). Stage 1 is a training from scratch on
@@ -19,7 +20,8 @@ Networks marked as held out are never trained on; R is over them.
 Reference rows: `scratch` is the paper's joint training of all devices so far from new weights; `joint` the same
 samples and budget from the weights of the stage before. `--choose` tries budgets and weights of the incremental
 strategies by cross-validation over training networks (fold k holds out every third of them; held-out networks are not
-looked at), on the stream's starter part.
+looked at), on the step from x86-64-v2 to x86-64-v3. `--programs` trains on at most so
+many programs per workload; what is scored stays whole.
 """
 
 from __future__ import annotations
@@ -34,14 +36,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import tlp
 from storage import MemoryStore, import_parquet
 from tlp.model.checkpoint import Checkpoint
-from tlp.training.dataset import build_dataset
+from tlp.training.dataset import Dataset, build_dataset
 from tlp.training.evaluate import CheckpointScorer, evaluate
 from tlp.training.holdout import choose_holdout
 from tlp.training.incremental import RECIPES, IncrementalStrategy, Recipe
 from tlp.training.strategy import JointStrategy, Strategy
+from tlp.training.subset import with_labels
 from tlp.training.trainer import TrainOptions
 
 STARTER = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
@@ -80,6 +85,21 @@ def make(name: str, device: str, recipe: Recipe | None) -> Strategy:
     return JointStrategy() if name in (SCRATCH, JOINT) else IncrementalStrategy(name, [device], recipe=recipe)
 
 
+def data(
+    store: MemoryStore, devices: Sequence[str], held: Sequence[str], programs: int, parent: Checkpoint | None = None
+) -> Dataset:
+    """Of those devices, at most `programs` programs per workload (0: all) that any of them measured."""
+    made = build_dataset(store, sorted(devices), holdout=held, vocabulary=parent.vocabulary if parent else None)
+    if not programs:
+        return made
+    labels = np.full_like(made.labels, np.nan)
+    for column in range(labels.shape[1]):
+        for start, stop in made.groups:
+            own = start + np.flatnonzero(~np.isnan(made.labels[start:stop, column]))[:programs]
+            labels[own, column] = made.labels[own, column]
+    return with_labels(made, labels)
+
+
 def stages(
     store: MemoryStore,
     devices: Sequence[str],
@@ -89,6 +109,7 @@ def stages(
     *,
     held: Sequence[str],
     scored: Sequence[str],
+    programs: int,
     recipe: Recipe | None = None,
 ) -> Iterator[Stage]:
     """The stream from its second stage on."""
@@ -96,9 +117,7 @@ def stages(
     for count in range(2, len(devices) + 1):
         so_far = devices[:count]
         parent = None if name == SCRATCH else model
-        dataset = build_dataset(
-            store, sorted(so_far), holdout=held, vocabulary=parent.vocabulary if parent else None
-        )
+        dataset = data(store, so_far, held, programs, parent)
         began = time.process_time()
         model = make(name, so_far[-1], recipe).train(dataset, options(seed), parent=parent)
         seconds = time.process_time() - began
@@ -110,9 +129,11 @@ def options(seed: int) -> TrainOptions:
     return TrainOptions(seed=seed, threads=1)
 
 
-def start(store: MemoryStore, device: str, seed: int, held: Sequence[str], scored: Sequence[str]) -> Any:
-    """Stage 1: (model, Stage)."""
-    dataset = build_dataset(store, [device], holdout=held)
+def start(
+    store: MemoryStore, device: str, seed: int, held: Sequence[str], scored: Sequence[str], programs: int
+) -> tuple[Checkpoint, Stage]:
+    """The first stage."""
+    dataset = data(store, [device], held, programs)
     began = time.process_time()
     model = JointStrategy().train(dataset, options(seed))
     seconds = time.process_time() - began
@@ -177,16 +198,23 @@ def show(name: str, result: dict[str, Any], devices: Sequence[str], say: Callabl
         )
 
 
-def stream(store: MemoryStore, devices: Sequence[str], names: Sequence[str], seeds: int, say: Any) -> dict[str, Any]:
+def stream(
+    store: MemoryStore, devices: Sequence[str], names: Sequence[str], seeds: int, programs: int, say: Any
+) -> dict[str, Any]:
     """All strategies on the held-out networks."""
     held = [n.name for n in store.list_networks() if n.holdout]
     runs: dict[str, list[list[Stage]]] = {name: [] for name in names}
     for seed in range(seeds):
-        model, first = start(store, devices[0], seed, held, held)
+        model, first = start(store, devices[0], seed, held, held, programs)
         for name in names:
-            runs[name].append([first, *stages(store, devices, name, seed, model, held=held, scored=held)])
+            rest = stages(store, devices, name, seed, model, held=held, scored=held, programs=programs)
+            runs[name].append([first, *rest])
             row = {d: round(v, 3) for d, v in runs[name][-1][-1].top1.items()}
-            print(f"seed {seed} {name}: {row} {[round(s.seconds, 1) for s in runs[name][-1]]}", file=sys.stderr)
+            print(
+                f"seed {seed} {name}: {row} {[round(s.seconds, 1) for s in runs[name][-1]]}",
+                file=sys.stderr,
+                flush=True,
+            )
     results = {name: mean_of(found, devices) for name, found in runs.items()}
     for name, result in results.items():
         if JOINT in results and name != JOINT:
@@ -196,20 +224,23 @@ def stream(store: MemoryStore, devices: Sequence[str], names: Sequence[str], see
 
 
 CHOICES: dict[str, tuple[str, Recipe]] = {
-    "fine-tune 4 ep, lr/2": ("fine-tune", Recipe(0.25, 0.5)),
-    "fine-tune 4 ep, lr/4": ("fine-tune", Recipe(0.25, 0.25)),
-    "replay 1024, 4 ep, lr/2": ("replay", Recipe(0.25, 0.5, replay=1024)),
-    "replay 4096, 4 ep, lr/2": ("replay", Recipe(0.25, 0.5, replay=4096)),
-    "replay 4096, 4 ep, lr/4": ("replay", Recipe(0.25, 0.25, replay=4096)),
-    "distill 1, 4 ep, lr/2": ("distill", Recipe(0.25, 0.5, distillation=1.0)),
-    "distill 0.1, 4 ep, lr/2": ("distill", Recipe(0.25, 0.5, distillation=0.1)),
-    "distill 1, 4 ep, lr/4": ("distill", Recipe(0.25, 0.25, distillation=1.0)),
-    "both 4096 + 0.1, 4 ep, lr/2": ("replay", Recipe(0.25, 0.5, replay=4096, distillation=0.1)),
+    "fine-tune 4ep lr/2": ("fine-tune", Recipe(0.25, 0.5)),
+    "fine-tune 4ep lr/4": ("fine-tune", Recipe(0.25, 0.25)),
+    "replay 1024 4ep lr/2": ("replay", Recipe(0.25, 0.5, replay=1024)),
+    "replay 4096 4ep lr/2": ("replay", Recipe(0.25, 0.5, replay=4096)),
+    "replay 4096 4ep lr/4": ("replay", Recipe(0.25, 0.25, replay=4096)),
+    "distill 1 4ep lr/2": ("distill", Recipe(0.25, 0.5, distillation=1.0)),
+    "distill 0.1 4ep lr/2": ("distill", Recipe(0.25, 0.5, distillation=0.1)),
+    "distill 1 4ep lr/4": ("distill", Recipe(0.25, 0.25, distillation=1.0)),
+    "both 4096 + 0.1 4ep lr/2": ("replay", Recipe(0.25, 0.5, replay=4096, distillation=0.1)),
 }
 
 
-def choose(store: MemoryStore, seeds: int, folds: int, picked: Sequence[str], say: Any) -> list[dict[str, Any]]:
-    """Budgets of the incremental strategies, by cross-validation over training networks of the starter stream."""
+def choose(
+    store: MemoryStore, seeds: int, folds: int, programs: int, picked: Sequence[str], say: Any
+) -> list[dict[str, Any]]:
+    """Budgets of the incremental strategies, by cross-validation over training networks of the step to x86-64-v3."""
+    devices = STARTER[:2]
     networks = store.list_networks()
     marked = [n.name for n in networks if n.holdout]
     names = sorted(n.name for n in networks if not n.holdout)
@@ -217,23 +248,31 @@ def choose(store: MemoryStore, seeds: int, folds: int, picked: Sequence[str], sa
     for fold in range(folds):
         scored = names[fold::folds]
         for seed in range(seeds):
-            model, _ = start(store, STARTER[0], seed, [*scored, *marked], scored)
+            model, _ = start(store, devices[0], seed, [*scored, *marked], scored, programs)
             for label in picked:
                 name, recipe = CHOICES.get(label, (label, None))
-                *_, last = stages(
-                    store, STARTER, name, seed, model, held=[*scored, *marked], scored=scored, recipe=recipe
+                (last,) = stages(
+                    store,
+                    devices,
+                    name,
+                    seed,
+                    model,
+                    held=[*scored, *marked],
+                    scored=scored,
+                    programs=programs,
+                    recipe=recipe,
                 )
                 rows.setdefault(label, []).append(last)
                 cells = "  ".join(f"{v:.3f}" for v in last.top1.values())
                 print(f"fold {fold} seed {seed} {label:30s} {cells} {last.seconds:6.1f}", file=sys.stderr, flush=True)
-    say(f"{'after x86-64-v4':32s}" + "".join(f"{d:>12s}" for d in STARTER) + f"{'mean':>9s}{'CPU s':>9s}")
+    say(f"{'after ' + devices[-1]:32s}" + "".join(f"{d:>12s}" for d in devices) + f"{'mean':>9s}{'CPU s':>9s}")
     results = []
     for label, found in rows.items():
-        devices = {d: statistics.fmean(stage.top1[d] for stage in found) for d in STARTER}
+        top1 = {d: statistics.fmean(stage.top1[d] for stage in found) for d in devices}
         seconds = statistics.fmean(stage.seconds for stage in found)
-        mean = statistics.fmean(devices.values())
-        results.append({"choice": label, "devices": devices, "mean": mean, "seconds": seconds})
-        say(f"{label:32s}" + "".join(f"{v:12.3f}" for v in devices.values()) + f"{mean:9.3f}{seconds:9.1f}")
+        mean = statistics.fmean(top1.values())
+        results.append({"choice": label, "devices": top1, "mean": mean, "seconds": seconds})
+        say(f"{label:32s}" + "".join(f"{v:12.3f}" for v in top1.values()) + f"{mean:9.3f}{seconds:9.1f}")
     return results
 
 
@@ -241,9 +280,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--strategies", default=",".join((SCRATCH, JOINT, *RECIPES)))
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--programs", type=int, default=0, help="per workload, to train on; 0: all")
     parser.add_argument("--store", type=Path, default=THIS_CPU, help="Parquet folder with the last device")
     parser.add_argument("--choose", action="store_true", help="cross-validate the budgets instead")
-    parser.add_argument("--choices", default=",".join((JOINT, *CHOICES)).replace(", ", "; "), help="with --choose")
+    parser.add_argument("--choices", default=",".join((JOINT, *CHOICES)), help="with --choose")
     parser.add_argument("--folds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -252,11 +292,11 @@ def main() -> None:
         print(text, file=sys.stderr if args.json else sys.stdout, flush=True)
 
     if args.choose:
-        picked = [label.replace("; ", ", ") for label in args.choices.split(",")]
-        answer: Any = {"choices": choose(load(None)[0], args.seeds, args.folds, picked, say)}
+        picked = args.choices.split(",")
+        answer: Any = {"choices": choose(load(None)[0], args.seeds, args.folds, args.programs, picked, say)}
     else:
         store, devices = load(args.store if args.store.exists() else None)
-        answer = {"strategies": stream(store, devices, args.strategies.split(","), args.seeds, say)}
+        answer = {"strategies": stream(store, devices, args.strategies.split(","), args.seeds, args.programs, say)}
     if args.json:
         print(json.dumps(answer))
 

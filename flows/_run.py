@@ -117,7 +117,14 @@ def step(task: Task[..., Any], *args: Any, **kwargs: Any) -> Any:
     return task(*args, **kwargs) if FlowRunContext.get() is not None else task.fn(*args, **kwargs)
 
 
-def unless_busy(body: Callable[[], dict[str, Any]]) -> dict[str, Any] | State[Any]:
+def skipped(report: dict[str, Any], reason: str) -> dict[str, Any] | State[Any]:
+    """A flow's report of having had nothing to do: its run ends as Skipped with the reason, if Prefect tracks it."""
+    if FlowRunContext.get() is None:
+        return report
+    return Completed(name="Skipped", message=reason, data=report)
+
+
+def unless_busy(body: Callable[[], dict[str, Any] | State[Any]]) -> dict[str, Any] | State[Any]:
     """The body's result; a scheduled run that finds the device or the family at work ends as Skipped, not as failed.
 
     So does a run that is late and that another one has made up for: a worker that was off for five nights starts all

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import (
@@ -114,6 +115,9 @@ class Settings(BaseSettings):
     train_batch_groups: int = Field(8, ge=1, description="Workloads (lists of up to 64 programs) per optimiser step.")
     train_learning_rate: float = Field(
         2e-3, gt=0, description="Adam learning rate after warm-up; falls to 0 along a cosine (paper: 7e-4, constant)."
+    )
+    train_strategy: Literal["joint", "fine-tune", "replay", "distill"] = Field(
+        "joint", description="How new samples enter a model that has a parent (docs/continual.md)."
     )
     retrain_min_new_samples: int = Field(
         20_000, ge=1, description="New OK samples on a serving device that make a retraining due."

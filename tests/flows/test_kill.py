@@ -116,7 +116,7 @@ def test_a_bootstrap_killed_in_every_later_stage_goes_on(store, monkeypatch):
         return process.returncode
 
     stages = [
-        "tlp.pipeline:_note",  # between two epochs
+        "tlp.retraining:_note",  # between two epochs
         "tlp.registry._register:_create_version",  # files are there, the version is not
         "tlp.registry._moves/Mover:move",  # the version is there, nobody uses it
         "storage._duckdb/DuckDBStore:add_model_event",  # the alias is moved, nobody recorded it

@@ -21,12 +21,26 @@ def train(
     ] = None,
     from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Do not start from the champion.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done and why, and do nothing.")] = False,
+    strategy: Annotated[
+        str | None,
+        typer.Option(
+            help="How new samples enter the model: joint, fine-tune, replay, distill [default: train_strategy]."
+        ),
+    ] = None,
 ) -> Output:
     """Train MTL-TLP, evaluate it on the held-out networks, register it, and promote it if it passes the gate.
 
     A device that has Ansor samples only is trained in Ansor's language, as a model of its own (mtl-tlp-ansor-FAMILY).
     """
-    from tlp.report import tables
+    from tlp.report import decisions, tables
 
-    report = launch("retrain", device=device, from_scratch=from_scratch, dry_run=dry_run, force=device is not None)
-    return Output(report, lambda: tables.train_report(report))
+    report = launch(
+        "retrain",
+        device=device,
+        from_scratch=from_scratch,
+        dry_run=dry_run,
+        # A dry run says whether the device is due by itself; naming it is asking for it.
+        force=device is not None and not dry_run,
+        strategy=strategy,
+    )
+    return Output(report, lambda: decisions.dry_run(report) if dry_run else tables.train_report(report))

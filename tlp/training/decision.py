@@ -1,4 +1,4 @@
-"""Whether a device makes a training due, in which schedule language, and which devices train together.
+"""Whether a device makes a training due, and in which schedule language (which devices: `tlp.training.tasks`).
 
 A model is of one language. MetaSchedule's is what tuning asks, so a device that has samples of both is trained in
 MetaSchedule and its Ansor samples are left out; one with Ansor samples only is trained in Ansor, as a registered model
@@ -10,15 +10,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from storage import Device, MeasurementStore
+from storage import Device, MeasurementStore, Run, RunKind, RunState
 from tlp.model.checkpoint import Manifest
 from tlp.model.encoders import LANGUAGES, METASCHEDULE
-from tlp.model.nearest import similarity
 from tlp.runs import OUT_OF_WORK
 from tlp.settings import Settings
 from tlp.training.dataset import choose_language
+from tlp.training.live_trigger import quality_fell
+from tlp.training.tasks import MAX_AUXILIARIES, choose_devices
 
-MAX_AUXILIARIES = 3  # the paper: two or three tasks help, a fourth auxiliary costs accuracy
+__all__ = [
+    "MAX_AUXILIARIES",
+    "Decision",
+    "choose_devices",
+    "decide",
+    "model_key",
+    "new_samples",
+    "training_language",
+]
 
 
 @dataclass(frozen=True)
@@ -56,12 +65,28 @@ def new_samples(store: MeasurementStore, device: str, watermark: int, language: 
 
 
 def decide(
-    store: MeasurementStore, settings: Settings, device: str, champion: Manifest | None, *, force: bool = False
+    store: MeasurementStore,
+    settings: Settings,
+    device: str,
+    champion: Manifest | None,
+    *,
+    force: bool = False,
+    champion_version: int | str | None = None,
 ) -> Decision:
     """Whether `device` makes a training due, in its language (`training_language`).
 
     A device without a head needs its `min_samples`; one with a head needs `retrain_min_new_samples` (or its
-    `min_samples`, if that is less) since the champion's watermark. `force` needs one sample.
+    `min_samples`, if that is less) since the champion learned from it, or a fall of its live accuracy
+    (`tlp.training.live_trigger`). After a candidate that did not pass the gate either waits for so many new samples:
+    the same samples would give the same weights. `force` needs one sample.
+
+    Args:
+        store: the store.
+        settings: `retrain_min_new_samples`, and what the live accuracy is judged by.
+        device: name.
+        champion: its manifest; None: there is none.
+        force: a person asked for it.
+        champion_version: the champion's number, for its live accuracy; None: that is not looked at.
 
     Raises:
         NotFoundError: no such device.
@@ -69,7 +94,8 @@ def decide(
     row = store.get_device(device)
     counts = store.sample_languages()[device]
     language = choose_language({device: counts}, [device])
-    found = _decide(store, settings, row, champion, language, counts.get(language, 0), force)
+    have = counts.get(language, 0)
+    found = _decide(store, settings, row, champion, language, have, force, champion_version)
     return Decision(found.train, found.reason + _languages_note(counts, language), found.numbers)
 
 
@@ -91,6 +117,7 @@ def _decide(
     language: str,
     have: int,
     force: bool,
+    champion_version: int | str | None,
 ) -> Decision:
     device = row.name
     numbers = {"samples": have, "min_samples": row.min_samples}
@@ -100,35 +127,50 @@ def _decide(
         return Decision(False, f"{device} has no samples yet", numbers)
     if force:
         return Decision(True, f"asked for, with {have} samples of {device}", numbers)
-    if champion is None or device not in champion.heads:
-        if have >= row.min_samples:
-            return Decision(True, f"{device} is a new task: {have} samples, {row.min_samples} needed", numbers)
-        lacking = row.min_samples - have
-        return Decision(
-            False,
-            f"{device} has {have} of {row.min_samples} samples, {lacking} lacking",
-            numbers | {"lacking": lacking},
-        )
     needed = min(settings.retrain_min_new_samples, row.min_samples)
-    new = new_samples(store, device, champion.watermark, language)
-    numbers |= {"new_samples": new, "needed": needed, "watermark": champion.watermark}
-    since = f"{new} new samples of {device} since watermark {champion.watermark}, {needed} needed"
-    return Decision(new >= needed, since, numbers)
+    if champion is None or device not in champion.heads:
+        if have < row.min_samples:
+            lacking = row.min_samples - have
+            return Decision(
+                False,
+                f"{device} has {have} of {row.min_samples} samples, {lacking} lacking",
+                numbers | {"lacking": lacking},
+            )
+        found = Decision(True, f"{device} is a new task: {have} samples, {row.min_samples} needed", numbers)
+    else:
+        mark = champion.learned_until(device)
+        new = new_samples(store, device, mark, language)
+        numbers |= {"new_samples": new, "needed": needed, "watermark": mark}
+        since = f"{new} new samples of {device} since watermark {mark}, {needed} needed"
+        found = Decision(new >= needed, since, numbers)
+        fell = None if found.train else quality_fell(store, settings, device, champion_version)
+        if fell is not None:
+            found = Decision(True, f"{fell}; {since}", numbers)
+    return _unless_judged(store, found, device, language, needed, champion_version) if found.train else found
 
 
-def choose_devices(
-    store: MeasurementStore, device: Device, champion: Manifest | None, language: str = METASCHEDULE
-) -> list[str]:
-    """Devices to train together: the champion's heads that the store has, the device, and auxiliaries of its family.
+def _unless_judged(
+    store: MeasurementStore, due: Decision, device: str, language: str, needed: int, champion_version: int | str | None
+) -> Decision:
+    """A training that is due, unless the last one on nearly these samples gave what the gate stopped."""
+    last = _last_training(store, device)
+    if last is None or last.result.get("promoted") or "watermark" not in last.result:
+        return due
+    parent, mark = last.result.get("parent"), int(last.result["watermark"])
+    if champion_version is not None and str(parent) != str(champion_version):
+        return due  # the champion is another one now: the training would not be the same
+    new = new_samples(store, device, mark, language)
+    if new >= needed:
+        return due
+    why = (
+        f"{device}: version {last.result.get('version')} of its samples until watermark {mark} did not pass the gate; "
+        f"{new} new samples since, {needed} needed"
+    )
+    return Decision(False, why, {**due.numbers, "new_samples": new, "needed": needed, "watermark": mark})
 
-    Auxiliaries are the most similar targets with their quota of samples in that language full, at most
-    `MAX_AUXILIARIES`; a champion's heads all stay. Sorted by name.
-    """
-    counts = {name: of.get(language, 0) for name, of in store.sample_languages().items()}
-    family = [d for d in store.list_devices() if d.family == device.family and counts[d.name] > 0]
-    names = {d.name for d in family}
-    chosen = {device.name} | (names & set(champion.heads) if champion else set())
-    free = MAX_AUXILIARIES - (len(chosen) - 1)
-    ready = [d for d in family if d.name not in chosen and counts[d.name] >= d.min_samples]
-    ready.sort(key=lambda d: (similarity(device.target, d.target), counts[d.name], d.name), reverse=True)
-    return sorted(chosen | {d.name for d in ready[: max(free, 0)]})
+
+def _last_training(store: MeasurementStore, device: str) -> Run | None:
+    """The newest training for a device that made a version."""
+    for run in store.list_runs(kind=RunKind.TRAIN, state=RunState.DONE, device=device, limit=1):
+        return run if run.result.get("version") is not None else None
+    return None

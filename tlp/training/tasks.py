@@ -1,0 +1,139 @@
+"""Which devices of a family a training is about: the device, its auxiliaries, and heads that are kept.
+
+The default recipe is the paper's: two or three tasks of one ISA (MTL-TLP, table of task counts: the target alone 0.665,
+with one auxiliary 0.874, with two 0.890, with three 0.875). A family of ten devices does not train ten tasks: the
+champion's other heads stay in the new version and are kept (`tlp.training.strategy`), and the gate judges all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from storage import Device, MeasurementStore
+from tlp.model.checkpoint import Manifest
+from tlp.model.encoders import METASCHEDULE
+from tlp.model.nearest import rank_correlations, similarity, x86_level
+from tlp.training.holdout import bucket
+
+MAX_AUXILIARIES = 2
+COMPARED_WORKLOADS = 32  # of a device, for its rank correlation with others: reading more would not change the order
+
+
+class Role(StrEnum):
+    """What a device is in a training."""
+
+    FOCUS = "device"
+    AUXILIARY = "auxiliary"
+    KEPT = "kept"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A head of the model that a training makes.
+
+    Attributes:
+        device: name.
+        role: the device the training is for, an auxiliary, or a head of the champion that is kept.
+        samples: OK samples in the language.
+        correlation: Spearman's rank correlation with the focus on programs both have measured; None: there are none.
+        why: for people.
+    """
+
+    device: str
+    role: Role
+    samples: int
+    correlation: float | None
+    why: str
+
+    def to_json(self) -> dict[str, Any]:
+        """`{"device", "role", "samples", "correlation", "why"}`."""
+        return {
+            "device": self.device,
+            "role": self.role.value,
+            "samples": self.samples,
+            "correlation": self.correlation,
+            "why": self.why,
+        }
+
+
+def choose_tasks(
+    store: MeasurementStore, device: Device, champion: Manifest | None, language: str = METASCHEDULE
+) -> list[Task]:
+    """The heads of the next version, the focus first, then auxiliaries by nearness, then what is kept by name.
+
+    Auxiliaries are the nearest `MAX_AUXILIARIES` (by ISA, then by rank correlation) among the champion's heads with
+    samples and the devices of the family whose quota of samples in that language is full. Kept are the champion's other
+    heads whose device the store has.
+    """
+    counts = {name: of.get(language, 0) for name, of in store.sample_languages().items()}
+    heads = set(champion.heads) if champion else set()
+    family = [d for d in store.list_devices() if d.family == device.family and d.name != device.name]
+    able = [d for d in family if counts[d.name] and (d.name in heads or counts[d.name] >= d.min_samples)]
+    found = correlations(store, device.name, [d.name for d in able]) if len(able) > 1 else {}
+
+    def nearness(d: Device) -> tuple[Any, ...]:
+        return similarity(device.target, d.target, found.get(d.name)), counts[d.name], d.name
+
+    ranked = sorted(able, key=nearness, reverse=True)
+    auxiliaries, rest = ranked[:MAX_AUXILIARIES], [d for d in family if d.name in heads]
+    chosen = {d.name for d in auxiliaries}
+    tasks = [Task(device.name, Role.FOCUS, counts[device.name], None, "the training is for it")]
+    for place, d in enumerate(auxiliaries, 1):
+        why = f"nearest {place} of {len(able)}: {_nearness(device, d, found.get(d.name))}"
+        tasks.append(Task(d.name, Role.AUXILIARY, counts[d.name], found.get(d.name), why))
+    for d in sorted(rest, key=lambda d: d.name):
+        if d.name not in chosen:
+            why = f"head of the champion, not among the {MAX_AUXILIARIES} nearest"
+            tasks.append(Task(d.name, Role.KEPT, counts[d.name], found.get(d.name), why))
+    return tasks
+
+
+def choose_devices(
+    store: MeasurementStore, device: Device, champion: Manifest | None, language: str = METASCHEDULE
+) -> list[str]:
+    """Names of the heads of the next version, sorted; see `choose_tasks`."""
+    return sorted(task.device for task in choose_tasks(store, device, champion, language))
+
+
+def _nearness(device: Device, other: Device, correlation: float | None) -> str:
+    levels = [x86_level(d.target) for d in (device, other)]
+    if device.family != "x86_64":
+        isa = f"ISA family {device.family}"
+    elif levels[0] == levels[1]:
+        isa = f"the same ISA x86-64-v{levels[0]}"
+    else:
+        isa = f"ISA x86-64-v{levels[1]} beside x86-64-v{levels[0]}"
+    return isa if correlation is None else f"{isa}, rank correlation {correlation:.2f}"
+
+
+def correlations(store: MeasurementStore, device: str, others: list[str]) -> Mapping[str, float]:
+    """Spearman's rank correlation of a device with others on programs that both have measured, workload by workload.
+
+    At most `COMPARED_WORKLOADS` of the device's workloads are read, chosen by hash. Devices without enough programs in
+    common are left out.
+    """
+    workloads = {task.workload_id for network in store.list_networks() for task in network.tasks}
+    if not workloads or not others:
+        return {}
+    compared = sorted(workloads, key=lambda w: bucket(w, 1 << 62, "correlation"))[:COMPARED_WORKLOADS]
+    names = [device, *others]
+    frame = (
+        store.samples(devices=names, workload_ids=compared)
+        .group_by("workload_id", "program_id", "device")
+        .agg(pl.col("latency_s").median())
+        .pivot("device", index=["workload_id", "program_id"], values="latency_s")
+        .sort("workload_id", "program_id")
+    )
+    if device not in frame.columns:
+        return {}
+    held = [name for name in names if name in frame.columns]
+    rhos = rank_correlations(
+        frame["workload_id"].rle_id().to_numpy().astype(np.int64), frame.select(held).to_numpy(), held.index(device)
+    )
+    return {name: float(rho) for name, rho in zip(held, rhos, strict=True) if name != device and not np.isnan(rho)}
