@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
+
 from storage import MeasurementState
 from tlp.measure import MeasureInput, Runner
 from tlp.measure.fake import FakeRunner
 from tlp.measure.local import LocalRunner
+from tlp.measure.rpc import RpcRunner
 from tlp.measure.testing import Ending, RunnerContract, tiny_program
+from tlp.measure.testing_rpc import Fleet
 
 
 class TestFakeRunner(RunnerContract):
@@ -32,6 +38,31 @@ class TestLocalRunner(RunnerContract):
 
     def bad(self, key: str) -> tuple[MeasureInput, MeasurementState]:
         return tiny_program(Ending.DOES_NOT_BUILD, key), MeasurementState.BUILD_ERROR
+
+    def hanging(self, key: str) -> MeasureInput:
+        return tiny_program(Ending.SLEEPS, key)
+
+
+@pytest.fixture(scope="module")
+def rpc_runner(fleet: Fleet) -> Iterator[RpcRunner]:
+    """One for all tests of the contract, whose processes take seconds to start: it can be used again by contract."""
+    with RpcRunner(tracker=fleet.tracker, key="board", run_timeout_s=2.0) as runner:
+        yield runner
+
+
+class TestRpcRunner(RunnerContract):
+    @pytest.fixture
+    def runner(self, rpc_runner: RpcRunner) -> Runner:
+        return rpc_runner
+
+    def make_runner(self) -> Runner:
+        return RpcRunner(tracker="127.0.0.1:1", key="board")
+
+    def good(self, key: str) -> MeasureInput:
+        return tiny_program(Ending.GOOD, key)
+
+    def bad(self, key: str) -> tuple[MeasureInput, MeasurementState]:
+        return tiny_program(Ending.ABORTS, key), MeasurementState.RUN_ERROR
 
     def hanging(self, key: str) -> MeasureInput:
         return tiny_program(Ending.SLEEPS, key)

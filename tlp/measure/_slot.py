@@ -12,6 +12,8 @@ from storage import MeasurementState
 from tlp.measure._process import WorkerProcess
 from tlp.measure._types import MeasureInput, MeasureOutcome
 
+START_TIMEOUT_S = 120.0  # importing tvm takes 1-5 s; a loaded machine may need far longer
+
 
 @dataclass
 class Slot:

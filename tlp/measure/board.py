@@ -222,7 +222,7 @@ def _session(connection: socket.socket, folder: str) -> None:
 
         server.logger.setLevel(logging.ERROR)
         tvm_ffi.register_global_func("tlp.board.facts", lambda: json.dumps(facts()), override=True)
-        server._server_env("", utils.tempdir(folder))
+        server._server_env("", utils.tempdir(f"{folder}/files"))
         _ffi_api.ServerLoop(connection.fileno())
         code = 0
     except BaseException as exc:  # noqa: BLE001 - this process must not go on in its parent's code
@@ -259,9 +259,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--key", required=True, help="the name hosts ask for; boards of one kind share it")
     parser.add_argument("--host", default="0.0.0.0", help="address to listen on (default: all)")
     parser.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
-    parser.add_argument(
-        "--public", metavar="HOST", help="address hosts reach this board at (default: seen)"
-    )
+    parser.add_argument("--public", metavar="HOST", help="address hosts reach this board at (default: seen)")
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     host, _, port = options.tracker.rpartition(":")

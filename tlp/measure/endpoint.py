@@ -11,8 +11,9 @@ from tlp.settings import Settings
 def open_runner(device: Device, settings: Settings) -> Runner:
     """A runner for that device, to be closed by the caller.
 
-    `{"kind": "local"}` gives worker processes on this machine; `{"kind": "fake", "seed": n}` the shipped fake, for
-    rehearsals and tests; `{"kind": "dataset"}` devices have samples but no hardware.
+    `{"kind": "local"}` gives worker processes on this machine; `{"kind": "rpc", "tracker": "host:port", "key": …,
+    "cc": … | null}` the boards of a TVM RPC tracker; `{"kind": "fake", "seed": n}` the shipped fake, for rehearsals and
+    tests; `{"kind": "dataset"}` devices have samples but no hardware.
 
     Raises:
         UserError: the device cannot be measured: a data-set platform, retired, quarantined.
@@ -24,12 +25,16 @@ def open_runner(device: Device, settings: Settings) -> Runner:
         from tlp.measure.local import LocalRunner
 
         return LocalRunner.from_settings(settings)
+    if kind == "rpc":
+        from tlp.measure.rpc import RpcRunner
+
+        return RpcRunner.from_settings(device.endpoint, settings)
     if kind == "fake":
         from tlp.measure.fake import FakeRunner
 
         return FakeRunner(seed=int(device.endpoint.get("seed", 0)))
     raise DeviceError(
-        f"device {device.name!r} has endpoint kind {kind!r}, this release knows local and dataset",
+        f"device {device.name!r} has endpoint kind {kind!r}, this release knows local, rpc and dataset",
         next_command=f"tlp device show {device.name}",
     )
 

@@ -12,13 +12,12 @@ from typing import Self
 from storage import MeasurementState
 from tlp.errors import DeviceError, InvalidInputError
 from tlp.measure._process import LOCAL_WORKER, WorkerProcess
-from tlp.measure._slot import Slot, check_message, failure, success
+from tlp.measure._slot import START_TIMEOUT_S, Slot, check_message, failure, success
 from tlp.measure._types import MeasureInput, MeasureOutcome, Runner
 from tlp.settings import Settings
 
 log = logging.getLogger(__name__)
 
-START_TIMEOUT_S = 120.0  # importing tvm takes 1-5 s; a loaded machine may need far longer
 MAX_FAILED_STARTS = 3
 RECYCLE_AFTER = 500  # programs per worker: bounds what TVM's caches and the JIT leak
 
