@@ -15,10 +15,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Observation:
-    """A proposed program and what became of it."""
+    """A proposed program and what became of it.
+
+    Attributes:
+        score: what the model in force predicted, higher = faster; None if there is no model of that kind.
+    """
 
     candidate: Candidate
     outcome: MeasureOutcome
+    score: float | None = None
 
 
 class Search(ABC):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import statistics
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -19,13 +21,16 @@ from storage import (
     TuningResult,
     Workload,
 )
+from tlp import quality
 from tlp.errors import StoreError
 from tlp.measure import MeasureInput, MeasureOutcome, Runner, rows
+from tlp.measure.canary import CanaryWatch
 from tlp.search._base import Observation, Search
 from tlp.search._signals import held_signals
 from tlp.search.providers import CostModelProvider
 from tlp.search.report import TaskRow, TuningProgress
 from tlp.search.task_scheduler import SchedulerTask, TaskScheduler
+from tlp.settings import Settings
 
 if TYPE_CHECKING:
     from tlp.programs.space import Candidate
@@ -51,6 +56,8 @@ class TaskState:
     failed: int = 0
     best_program_id: str | None = None
     best_latency_s: float | None = None
+    best_flagged: bool = False
+    rounds: int = 0
     best_at: int | None = None
     elapsed_s: float = 0.0
     errors: int = 0
@@ -83,6 +90,8 @@ class TuningSession:
         total: programs to measure in all; `spent` of them were in earlier parts of this run.
         tasks: with what is known of each from before.
         history: best latency after each earlier round of this budget, per workload; what the scheduler goes on from.
+        watch: the device's canary, measured before each round.
+        settings: of the live quality.
         open_search: a search for a workload; called when the task has its turn and again after it was closed to save
             memory.
     """
@@ -102,6 +111,8 @@ class TuningSession:
         provider: CostModelProvider,
         runner: Runner,
         open_search: SearchFactory,
+        watch: CanaryWatch,
+        settings: Settings,
         on_progress: Callable[[TuningProgress], None] | None,
     ) -> None:
         self._store = store
@@ -113,6 +124,8 @@ class TuningSession:
         self._provider = provider
         self._runner = runner
         self._open_search = open_search
+        self._watch = watch
+        self._settings = settings
         self._on_progress = on_progress
         self._searches: OrderedDict[str, Search] = OrderedDict()
         self._pending: list[tuple[Candidate, Measurement]] = []
@@ -129,6 +142,7 @@ class TuningSession:
         for index, task in enumerate(tasks):
             for latency_s in history.get(task.workload.workload_id, ()):
                 self._scheduler.record(index, latency_s)
+                task.rounds += 1
 
     def run(self) -> str:
         """Rounds until the budget is used; returns "done" or why it ended before.
@@ -162,15 +176,19 @@ class TuningSession:
         if not candidates:
             self._give_up(index, "its design space has no more programs")
             return
+        scores = self._scores(candidates)
+        self._watch.check()
         observations = []
         for outcome in self._runner.measure(jobs):
             candidate = candidates[outcome.key]
             self._record(task, candidate, outcome)
-            observations.append(Observation(candidate, outcome))
+            observations.append(Observation(candidate, outcome, scores.get(outcome.key)))
             task.elapsed_s += time.monotonic() - started
             started = time.monotonic()
             self._tell(index)
         self._commit()
+        self._judge(task, observations)
+        task.rounds += 1
         search = self._searches[task.workload.workload_id]
         self._attempt(index, "learning from the measurements", lambda: search.observe(observations))
         self._scheduler.record(index, task.best_latency_s)
@@ -191,6 +209,43 @@ class TuningSession:
         candidates = search.propose(count)
         jobs = [candidate.to_input(self._device.target) for candidate in candidates]
         return {job.key: candidate for job, candidate in zip(jobs, candidates, strict=True)}, jobs
+
+    def _scores(self, candidates: Mapping[str, Candidate]) -> dict[str, float]:
+        """What the model in force predicts for each, by key; none if there is no such model or it cannot say."""
+        try:
+            scorer = self._provider.scorer()
+            if scorer is None:
+                return {}
+            scores = scorer([(c.sketch, c.program.decisions) for c in candidates.values()])
+            values = {key: float(score) for key, score in zip(candidates, scores, strict=True)}
+        # As in the search: a model that fails costs its own figures, never the run.
+        except Exception as exc:  # noqa: BLE001
+            log.debug("no scores of this round: %s", exc)
+            return {}
+        return values if all(math.isfinite(value) for value in values.values()) else {}
+
+    def _judge(self, task: TaskState, observations: Sequence[Observation]) -> None:
+        """Store what the model predicted against what was measured."""
+        seen = [
+            (item.score, statistics.median(item.outcome.run_secs))
+            for item in observations
+            if item.score is not None and item.outcome.state is MeasurementState.OK
+        ]
+        if len(seen) < 2:
+            return
+        scores, latencies_s = zip(*seen, strict=True)
+        counts = quality.count_pairs(scores, latencies_s, tie_margin=self._settings.live_tie_margin)
+        row = quality.round_quality(
+            counts,
+            run_id=self._run_id,
+            device=self._device.name,
+            version=self.version,
+            workload_id=task.workload.workload_id,
+            at=datetime.now(UTC),
+            visit=task.rounds,
+            canary_off=self._watch.off,
+        )
+        self._store.add_round_qualities([row])
 
     def _attempt(self, index: int, doing: str, work: Callable[[], T]) -> T | None:
         """What a search does; its failure costs the task a try, never the run."""
@@ -214,7 +269,10 @@ class TuningSession:
         self._searches.pop(self.tasks[index].workload.workload_id, None)
 
     def _record(self, task: TaskState, candidate: Candidate, outcome: MeasureOutcome) -> None:
-        row = rows.measurement(candidate.program.program_id, outcome, device=self._device.name, run_id=self._run_id)
+        off = self._watch.off
+        row = rows.measurement(
+            candidate.program.program_id, outcome, device=self._device.name, run_id=self._run_id, canary_off=off
+        )
         self._pending.append((candidate, row))
         self.trials += 1
         task.trials += 1
@@ -224,8 +282,10 @@ class TuningSession:
             return
         self.ok += 1
         self._failures.clear()
-        if task.best_latency_s is None or latency_s < task.best_latency_s:
+        # As in `best_programs`: what was measured while the canary was off beats only its like.
+        if task.best_latency_s is None or (bool(off), latency_s) < (task.best_flagged, task.best_latency_s):
             task.best_latency_s, task.best_program_id = latency_s, candidate.program.program_id
+            task.best_flagged = bool(off)
             task.best_at = self.trials
 
     def _commit(self) -> None:
@@ -233,7 +293,12 @@ class TuningSession:
         if not self._pending or self._round_of is None:
             return
         task = self._round_of
-        self._store.add_measurements(rows.batch(self._pending))
+        canaries = self._watch.take()
+        try:
+            self._store.add_measurements(rows.batch(self._pending, canaries))
+        except BaseException:
+            self._watch.give_back(canaries)
+            raise
         self._pending.clear()
         result = TuningResult(
             run_id=self._run_id,

@@ -13,6 +13,7 @@ from storage import Device, DeviceState, MeasurementState, MeasurementStore, Net
 from tlp import runs
 from tlp.errors import AllFailedError, InvalidInputError, UserError
 from tlp.measure import Runner
+from tlp.measure.canary import CanaryWatch
 from tlp.measure.endpoint import require_measurable
 from tlp.search._base import Search
 from tlp.search._session import SearchFactory, TaskState, TuningSession
@@ -79,9 +80,10 @@ def tune(
 
     Rounds of `settings.tune_batch` programs; the task scheduler says of which subgraph. A trial is one measured
     program, failed ones included. Programs that were measured on this device before are not measured again; the best
-    of them are where the search starts. The model is looked up anew before every round. Each round is one transaction;
-    on Ctrl-C, SIGTERM or an error what was measured is stored first. The device's lock is held throughout and the run
-    is a row of kind TUNE.
+    of them are where the search starts. The model is looked up anew before every round. The canary is measured before
+    each round, and what the model predicted is compared with what was measured (`tlp.quality`). Each round is one
+    transaction; on Ctrl-C, SIGTERM or an error what was measured is stored first. The device's lock is held throughout
+    and the run is a row of kind TUNE.
 
     Args:
         model: the cost model (`tlp.search.providers.open_provider`). For a resumed run the caller opens the one that
@@ -120,7 +122,10 @@ def tune(
             runs.open_run(store, RunKind.TUNE, device=device, params=params) as run,
             runs.device_activity(store, device, DeviceState.MEASURING, f"run {run.run_id}"),
         ):
-            session = _session(store, params, found, machine, run.run_id, point, model, runner, on_progress)
+            watch = CanaryWatch(store, machine, run.run_id, runner, settings)
+            session = _session(
+                store, settings, params, found, machine, run.run_id, point, model, runner, watch, on_progress
+            )
             try:
                 run.reason = session.run()
             except AllFailedError as exc:
@@ -153,6 +158,7 @@ def _params(
 
 def _session(
     store: MeasurementStore,
+    settings: Settings,
     params: Mapping[str, Any],
     network: Network,
     device: Device,
@@ -160,6 +166,7 @@ def _session(
     point: ResumePoint | None,
     model: CostModelProvider,
     runner: Runner,
+    watch: CanaryWatch,
     on_progress: Callable[[TuningProgress], None] | None,
 ) -> TuningSession:
     tasks = _tasks(store, network, device.name)
@@ -189,6 +196,8 @@ def _session(
         provider=model,
         runner=runner,
         open_search=_search_factory(store, device, model, params),
+        watch=watch,
+        settings=settings,
         on_progress=on_progress,
     )
 
@@ -202,6 +211,7 @@ def _tasks(store: MeasurementStore, network: Network, device: str) -> list[TaskS
         state = TaskState(task.task, workloads[task.workload_id], task.weight)
         if (row := best.get(task.workload_id)) is not None:
             state.best_program_id, state.best_latency_s = row["program_id"], float(row["latency_s"])
+            state.best_flagged = bool(row["canary_off"])
         tasks.append(state)
     return tasks
 
