@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import filelock
 
-from storage import Actor, ModelEvent
+from storage import Actor, ModelEvent, RoundQuality
 from tlp import _process
 from tlp.errors import BusyError, InvalidInputError
-from tlp.registry import _fallback, _files, _register
+from tlp.registry import _fallback, _files, _live, _register
 from tlp.registry._mlflow import is_http, map_mlflow_errors, open_client, retrying
 from tlp.registry._moves import Mover
 from tlp.registry._read import Reader
@@ -338,6 +338,24 @@ class Registry:
                 with self._moving(model.removeprefix(MODEL_PREFIX)):
                     events += self._mover().reconcile(model)
         return events
+
+    def log_live(self, family: str, device: str, *, versions: Sequence[str] | None = None) -> int:
+        """Log the live quality of versions (all with rounds on the device if None) to the runs that made them.
+
+        Returns:
+            How many rounds were new to MLflow. Versions that are no longer registered are left out.
+        """
+        rounds: dict[str, list[RoundQuality]] = {}
+        for row in self._events.round_qualities(device=device):
+            rounds.setdefault(row.version, []).append(row)
+        model, logged = model_name(family), 0
+        with self._mapped(f"logging the live quality of {model} on {device}"):
+            made_by = {str(found.version): found.run_id for found in self._read.versions(model)}
+            for version, rows in rounds.items():
+                run_id = made_by.get(version)
+                if run_id is not None and (versions is None or version in versions):
+                    logged += _live.log_rounds(self._client, run_id, device, rows)
+        return logged
 
     def history(self, family: str | None = None) -> list[ModelEvent]:
         """Recorded alias moves, oldest first; of every family if None. Does not ask MLflow."""
