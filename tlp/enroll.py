@@ -10,7 +10,7 @@ from storage import Device, DeviceState, MeasurementState, MeasurementStore
 from storage.names import validate_name
 from tlp.counts import validate_count
 from tlp.errors import AlreadyExistsError, InvalidInputError, NotFoundError
-from tlp.measure import MeasureInput, MeasureOutcome, Runner
+from tlp.measure import Check, MeasureInput, MeasureOutcome, Runner
 from tlp.report.progress import say
 from tlp.settings import Settings
 
@@ -18,20 +18,32 @@ _PROBE_SIZE = 64
 _PROBE_LANES = 16  # 512 bits of float32: a CPU without the vectors its target promises dies here and not in a search
 
 
-def probe_input(target: Mapping[str, Any]) -> MeasureInput:
-    """A small vectorised kernel for that target: C[i] = A[i] * B[i] + A[i] over 64 x 16 float32."""
+def probe_input(target: Mapping[str, Any], *, check: bool = False) -> MeasureInput:
+    """A small kernel for that target: C[i] = A[i] * B[i] + A[i] over 64 x 16 float32, vectorised or on GPU threads.
+
+    Args:
+        target: the target.
+        check: have its result compared with a reference.
+    """
     import tvm
     from tvm import te
 
     shape = (_PROBE_SIZE * _PROBE_LANES,)
     a, b = te.placeholder(shape, "float32", "A"), te.placeholder(shape, "float32", "B")
     c = te.compute(shape, lambda i: a[i] * b[i] + a[i], "C")
-    schedule = tvm.s_tir.Schedule(te.create_prim_func([a, b, c]).with_attr("global_symbol", "main"))
+    plain = tvm.IRModule({"main": te.create_prim_func([a, b, c]).with_attr("global_symbol", "main")})
+    schedule = tvm.s_tir.Schedule(plain)
     (loop,) = schedule.get_loops(schedule.get_sblock("C"))
-    _outer, inner = schedule.split(loop, [None, _PROBE_LANES])
-    schedule.vectorize(inner)
+    outer, inner = schedule.split(loop, [None, _PROBE_LANES])
+    if target["kind"] == "llvm":
+        schedule.vectorize(inner)
+    else:
+        schedule.bind(outer, "blockIdx.x")
+        schedule.bind(inner, "threadIdx.x")
     args = tuple(("float32", shape) for _ in range(3))
-    return MeasureInput("probe", tvm.ir.save_json(schedule.mod), dict(target), args)
+    module = tvm.ir.save_json(schedule.mod)
+    wanted = Check(module, tvm.ir.save_json(plain), "probe", args) if check else None
+    return MeasureInput("probe", module, dict(target), args, wanted)
 
 
 def probe(target: Mapping[str, Any], runner: Runner) -> MeasureOutcome:

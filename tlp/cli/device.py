@@ -32,25 +32,45 @@ def enroll(
     min_samples: Annotated[
         int | None, typer.Option(help="OK samples before the device becomes a task of the model (default 500000).")
     ] = None,
-    tracker: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="RPC tracker (not in this release).")] = None,
-    key: Annotated[str | None, typer.Option(help="Key of the device at the tracker (not in this release).")] = None,
+    tracker: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="TVM RPC tracker, for boards and other machines.")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(help="Key of the boards at the tracker; boards of one kind share it.")
+    ] = None,
+    cc: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMPILER",
+            help="C++ compiler that links for the boards, e.g. aarch64-linux-gnu-g++; default: the one of the target's "
+            "triple if installed, else the board's own.",
+        ),
+    ] = None,
 ) -> Output:
-    """Enroll this machine as a device.
+    """Enroll this machine, or boards behind a TVM RPC tracker, as a device.
 
     Finds the target (or checks the one given), compiles a small kernel for it and runs it, and only then writes the
-    device down: a target this CPU cannot run is refused.
+    device down: a target the CPU cannot run is refused. With --tracker the way to the board is checked step by step
+    (tracker, key, free server, kernel compiled, uploaded, run, result) and the step that fails is named; several boards
+    of one key are one device and measure in parallel.
     """
     from tlp import enroll as logic
+    from tlp import enroll_rpc
     from tlp.errors import UserError
     from tlp.report import tables
 
-    if tracker or key:
+    if (tracker is None) != (key is None) or (cc is not None and tracker is None):
         raise UserError(
-            "remote devices are not supported in this release: --tracker and --key cannot be used",
-            next_command=f"tlp device enroll {name}",
+            "--tracker and --key go together, --cc needs both",
+            next_command=f"tlp device enroll {name} --tracker 192.168.1.5:9190 --key rpi4 --target raspberry-pi/4b-aarch64",
         )
     settings, store = open_all()
-    device = logic.enroll(store, settings, name, target=target, min_samples=min_samples)
+    if tracker is not None and key is not None:
+        device = enroll_rpc.enroll_rpc(
+            store, settings, name, target=target, tracker=tracker, key=key, cc=cc, min_samples=min_samples
+        )
+    else:
+        device = logic.enroll(store, settings, name, target=target, min_samples=min_samples)
     detail = _detail(device.name)
     return Output(detail, lambda: [tables.device_detail(detail), f"next: tlp measure {name} --samples 100"])
 

@@ -91,7 +91,11 @@ class RpcRunner(Runner):
         build_timeout_s, upload_timeout_s, run_timeout_s: limits of the steps of one program, seconds.
         number, repeat: see `LocalRunner`.
         max_losses: connections lost in a row before the device is given up.
-        on_step: told the program's key and the step it enters: build, queue, upload, run, check.
+        on_step: told the program's key and the step it enters: build, queue, upload, run, check; then `checked` if its
+            results were compared and are right.
+
+    Attributes:
+        facts: what the board that answered last says about itself; empty for TVM's own server.
 
     Raises:
         InvalidInputError: a count or limit that is not positive, or no tracker address.
@@ -139,6 +143,7 @@ class RpcRunner(Runner):
         self._why_waiting = "no board is free"
         self._folder: Path | None = None
         self._in_use = self._closed = False
+        self.facts: Mapping[str, Any] = {}
 
     @classmethod
     def from_settings(
@@ -333,6 +338,8 @@ class RpcRunner(Runner):
             case ("assigned", host, port):
                 station.address = (host, port)
                 self._enter(station, "upload", self._upload_timeout_s)
+            case ("facts", facts):
+                self.facts = facts
             case ("uploaded", _upload_s):
                 self._enter(station, "run", self._run_timeout_s)
             case ("lost", reason):
@@ -367,6 +374,7 @@ class RpcRunner(Runner):
                 return success(job, run_secs, build_s, run_s)
             case ("right", _note):
                 assert station.outcome is not None
+                self._on_step(job.key, "checked")
                 return station.outcome
             case ("wrong", reason):
                 return failure(job, MeasurementState.WRONG_RESULT, reason, build_s, spent)

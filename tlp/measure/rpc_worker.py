@@ -16,6 +16,7 @@ Usage: `python -P -m tlp.measure.rpc_worker build|board FD PARENT_PID CORES`, th
 
     ("waiting", reason)                 the tracker does not answer; tried again
     ("assigned", host, port)            a board is ours; connecting and uploading starts
+    ("facts", facts)                    once: what our own board server says about its board
     ("uploaded", upload_s)              the library is loaded there, running starts
     ("lost", reason)                    the connection broke, whoever broke it
     ("ok" | "checking" | "right" | "wrong" | "failed", …)   as in `tlp.measure.worker`
@@ -26,6 +27,7 @@ and once at the start both say `("ready",)`.
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
 import sys
@@ -122,6 +124,7 @@ def board_loop(connection: Connection) -> None:
     import tvm.rpc  # noqa: F401 - before the first limit runs
 
     pool = worker.ValuePool()
+    ask_facts = True
     connection.send(("ready",))
     while True:
         library, name, kind, args, check, check_args = connection.recv()
@@ -129,7 +132,9 @@ def board_loop(connection: Connection) -> None:
         try:
             host, port, match_key = _request(connection, options)
             connection.send(("assigned", host, port))
-            _Session(connection, options, pool).run(host, port, match_key, library, name, kind, args, check, check_args)
+            session = _Session(connection, options, pool, ask_facts)
+            ask_facts = False
+            session.run(host, port, match_key, library, name, kind, args, check, check_args)
         except ConnectionError:
             raise  # the pipe: the parent is gone
         except LostError as exc:
@@ -159,12 +164,12 @@ def _request(connection: Connection, options: BoardOptions) -> tuple[str, int, s
 class _Session:
     """One program on one board."""
 
-    def __init__(self, connection: Connection, options: BoardOptions, pool: worker.ValuePool) -> None:
+    def __init__(self, connection: Connection, options: BoardOptions, pool: worker.ValuePool, ask_facts: bool) -> None:
         import tvm
         from tvm import rpc
 
         self._tvm, self._rpc = tvm, rpc
-        self._connection, self._options, self._pool = connection, options, pool
+        self._connection, self._options, self._pool, self._ask_facts = connection, options, pool, ask_facts
 
     def run(
         self,
@@ -190,6 +195,7 @@ class _Session:
         except Exception as exc:  # noqa: BLE001 - TVM raises what it likes here
             raise LostError(f"{host}:{port} does not let us in: {worker.one_line(exc)}") from None
         try:
+            self._tell_facts(remote)
             device = remote.cpu(0) if kind in ("llvm", "c") else remote.device(kind, 0)
             module = self._load(remote, library, name)
             self._connection.send(("uploaded", time.perf_counter() - started))
@@ -206,6 +212,15 @@ class _Session:
             if CRASHED in str(exc) or EXPIRED in str(exc) or self._alive(remote):
                 raise ProgramError(reason) from None
             raise LostError(reason) from None
+
+    def _tell_facts(self, remote: Any) -> None:
+        if not self._ask_facts:
+            return
+        try:
+            facts = json.loads(remote.get_function("tlp.board.facts")())
+        except (AttributeError, ValueError):  # TVM's own server
+            return
+        self._connection.send(("facts", facts))
 
     def _load(self, remote: Any, library: bytes, name: str) -> Any:
         remote.upload(bytearray(library), name)
