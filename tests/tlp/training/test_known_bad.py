@@ -1,0 +1,144 @@
+"""Candidates that must not pass: labels shuffled on one device, a head that is damaged. Real trainings, real gate."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from storage import MemoryStore
+from tests.tlp.training.test_retrain import HELD, OPTIONS, SMALL
+from tlp.errors import ModelFormatError
+from tlp.model.checkpoint import Checkpoint
+from tlp.model.config import TLPConfig
+from tlp.settings import Settings
+from tlp.training import kept
+from tlp.training.dataset import Dataset
+from tlp.training.gate import CANDIDATE
+from tlp.training.retrain import RetrainResult, run_retrain
+from tlp.training.strategy import JointStrategy, Strategy
+from tlp.training.synthetic import fill_store
+from tlp.training.testing import FakeRegistry
+from tlp.training.trainer import OnEpoch, TrainOptions
+
+TRAINED, OTHER = "x86-64-v3", "x86-64-v2"
+
+
+class Spoiling(Strategy):
+    """The joint strategy on labels of which one device's are shuffled, or the parent with one head damaged."""
+
+    name = "spoiling"
+
+    def __init__(self, *, shuffle: str = "", head: str = "", how: str = "") -> None:
+        self.shuffle, self.head, self.how = shuffle, head, how
+
+    def train(
+        self,
+        dataset: Dataset,
+        options: TrainOptions,
+        *,
+        parent: Checkpoint | None = None,
+        parent_version: str | None = None,
+        config: TLPConfig | None = None,
+        on_epoch: OnEpoch | None = None,
+    ) -> Checkpoint:
+        if self.head:
+            assert parent is not None
+            manifest = dataclasses.replace(parent.manifest, parent=parent_version)
+            return dataclasses.replace(damaged(parent, self.head, self.how), manifest=manifest)
+        if self.shuffle:
+            labels = dataset.labels.copy()
+            column = dataset.device_names.index(self.shuffle)
+            labels[:, column] = np.random.default_rng(0).permutation(labels[:, column])
+            dataset = dataclasses.replace(dataset, labels=labels)
+        return JointStrategy().train(
+            dataset, options, parent=parent, parent_version=parent_version, config=SMALL, on_epoch=on_epoch
+        )
+
+
+def damaged(checkpoint: Checkpoint, device: str, how: str) -> Checkpoint:
+    prefix = f"heads.{checkpoint.heads.index(device)}."
+    last = max(key for key in checkpoint.state if key.startswith(prefix) and key.endswith(".weight"))
+
+    def value(key: str, tensor: torch.Tensor) -> torch.Tensor:
+        if how == "not finite" and key == last:
+            return torch.full_like(tensor, torch.nan)
+        if how == "zero" and key.startswith(prefix):
+            return torch.zeros_like(tensor)
+        if how == "sign" and key == last:
+            return -tensor
+        return tensor
+
+    return dataclasses.replace(checkpoint, state={k: value(k, v) for k, v in checkpoint.state.items()})
+
+
+@dataclasses.dataclass(frozen=True)
+class Fleet:
+    """A store whose family has a champion."""
+
+    store: MemoryStore
+    settings: Settings
+    registry: FakeRegistry
+
+    def retrain(self, strategy: Strategy) -> RetrainResult:
+        return run_retrain(self.store, self.settings, self.registry, device=TRAINED, force=True, strategy=strategy)
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    folder = tmp_path_factory.mktemp("fleet")
+    settings = Settings(
+        home=folder / "home",
+        train_epochs=10,
+        train_batch_groups=2,
+        train_learning_rate=4e-3,
+        torch_threads=1,
+        gate_bootstrap=200,
+    )
+    store = MemoryStore()
+    fill_store(store, holdout=HELD, **OPTIONS)
+    made = Fleet(store, settings, FakeRegistry(folder / "registry"))
+    first = made.retrain(Spoiling())
+    assert first.promoted, first.reason
+    return made
+
+
+@pytest.mark.parametrize("device", [TRAINED, OTHER])
+def test_labels_shuffled_on_one_device(fleet: Fleet, device: str) -> None:
+    result = fleet.retrain(Spoiling(shuffle=device))
+    assert not result.promoted and fleet.registry.champion == {"x86_64": 1}
+    assert device in result.reason
+    assert fleet.registry.versions[-1].tags["gate"] == "failed"
+
+
+@pytest.mark.parametrize("device", [TRAINED, OTHER])
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [("not finite", "are not finite, so it cannot rank"), ("zero", "same score"), ("sign", "top-1")],
+)
+def test_a_damaged_head(fleet: Fleet, device: str, how: str, reason: str) -> None:
+    result = fleet.retrain(Spoiling(head=device, how=how))
+    assert not result.promoted and fleet.registry.champion == {"x86_64": 1}
+    assert device in result.reason and reason in result.reason
+    assert result.gate is not None and not result.gate.passed
+    assert kept.names(fleet.settings) == []
+    if how == "not finite":  # the figures are there all the same, and are none to be proud of
+        assert result.report is not None
+        assert result.report.devices[device][CANDIDATE].top(1) < 1.0
+        with pytest.raises(ModelFormatError, match="not finite"):
+            Checkpoint.load(fleet.registry.versions[-1].checkpoint_dir)
+
+
+def test_a_head_that_was_not_trained_counts(fleet: Fleet, tmp_path: Path) -> None:
+    """The strategy touched the trained device's data only; the other head came along and was damaged on the way."""
+    before = fleet.registry.versions[0].checkpoint_dir
+    assert set(Checkpoint.load(before).heads) == {TRAINED, OTHER}
+    result = fleet.retrain(Spoiling(head=OTHER, how="sign"))
+    assert result.gate is not None
+    bad = [c for c in result.gate.comparisons if c.verdict != "ok"]
+    assert {(c.device, c.k) for c in bad} == {(OTHER, 1)} and "loses more than 0.005" in bad[0].verdict
+    page = fleet.registry.versions[-1].page
+    assert "stopped by the gate" in page and "loses more than 0.005" in page and "started from: version 1" in page
