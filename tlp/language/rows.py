@@ -66,11 +66,15 @@ class Location:
         column: decision that holds the loop index (-1 root, -2 inline); None: `index` is fixed.
         index: the loop's index, if fixed.
         nest: extents of the nest's loops, outermost first.
+        block: whose nest that is; empty if unknown.
+        iterators: per loop of the nest, which of the block's original loops it is a part of, 0 the outermost.
     """
 
     column: int | None
     index: int
     nest: tuple[Extent, ...]
+    block: str = ""
+    iterators: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -167,8 +171,10 @@ def _sample(state: _State, slot: DecisionSlot, outputs: Sequence[str]) -> None:
 def _location(state: _State, block: str, loop: Any) -> Location:
     if loop in state.locations:
         anchor = state.anchor if state.anchor != block else ""
-        nest = tuple(state.of(handle) for handle in state.nests.get(anchor, ()))
-        return Location(state.locations[loop], 0, nest)
+        handles = state.nests.get(anchor, [])
+        nest = tuple(state.of(handle) for handle in handles)
+        parts = tuple(state.position.get(handle, 0) - 1 for handle in handles)
+        return Location(state.locations[loop], 0, nest, state.blocks.get(anchor, ""), parts)
     handles = state.nests.get(state.owner.get(loop, ""), [])
     index = handles.index(loop) if loop in handles else -1
     return Location(None, index, tuple(state.of(handle) for handle in handles))
