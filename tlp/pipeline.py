@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from storage import MeasurementStore, RunKind
-from tlp import runs
+from storage import Device, MeasurementStore, RunKind
+from tlp import quarantine, runs
 from tlp.counts import validate_count
-from tlp.errors import AllFailedError, InvalidInputError, UserError
+from tlp.errors import AllFailedError, InvalidInputError, TlpError, UserError
 from tlp.measure.endpoint import open_runner, require_measurable
 from tlp.report.progress import say, track
 from tlp.retraining import retrain
 from tlp.settings import Settings
+
+if TYPE_CHECKING:
+    from tlp.registry import Registry
 
 __all__ = [
     "MODELS_WITHOUT_REGISTRY",
@@ -70,6 +73,7 @@ def measure(
             f"sampler {sampler!r} is not known, there is {', '.join(SAMPLERS)}",
             next_command=f"tlp measure {device_name} --samples {samples} --sampler random",
         )
+    quarantine.require_in_work(store, settings, device_name)
     device = store.get_device(device_name)
     require_measurable(device)
     workloads = _workloads_of(store, networks)
@@ -230,8 +234,9 @@ def tune(
     Returns:
         What `tlp tune --json` prints.
     """
-    found = store.get_device(device)
     store.get_network(network)
+    quarantine.require_in_work(store, settings, device)
+    found = store.get_device(device)
     require_measurable(found)
     if trials is not None:
         validate_count("trials", trials, next_command=f"tlp tune {network} --device {device} --trials 640")
@@ -259,7 +264,17 @@ def tune(
             resume=resume,
             on_progress=lambda p: update(p.trials, _tuning_note(p.estimated_latency_s, p.failed), total=p.total),
         )
+    if ref not in MODELS_WITHOUT_REGISTRY:
+        _log_live(registry, found)
     return report.to_json()
+
+
+def _log_live(registry: Registry, device: Device) -> None:
+    """Bring MLflow's live figures up to date; without MLflow they wait in the store for the next tuning run."""
+    try:
+        registry.log_live(device.family, device.name)
+    except TlpError as exc:
+        say(f"the live quality on {device.name} is in the store, not yet in MLflow: {exc.message}")
 
 
 def _tuning_note(estimate_s: float | None, failed: int) -> str:

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from storage import Device, DeviceCounts, DeviceState, MeasurementStore, Run, RunKind, RunState
-from tlp import _process
+from storage import CanaryState, Device, DeviceCounts, DeviceState, MeasurementStore, Run, RunKind, RunState
+from tlp import _process, quality
+from tlp.measure import canary
 from tlp.registry import model_name
 from tlp.registry import view as registry_view
 from tlp.services import ServicesView, ask, look, schedule_warnings
@@ -57,10 +58,36 @@ def device_row(
         "family": device.family,
         "samples_ok": counts.samples_ok,
         "samples_failed": counts.samples_failed,
+        "samples_flagged": counts.samples_flagged,
         "min_samples": device.min_samples,
         "champion_version": champion_version,
         "eta_s": eta_s,
     }
+
+
+def _trust(settings: Settings, store: MeasurementStore, device: Device, champion_version: str | None) -> dict[str, Any]:
+    """`canary` and `live` of a device, null where nothing was measured or tuned."""
+    if device.endpoint.get("kind") == "dataset":
+        return {"canary": None, "live": None}
+    live = None if champion_version is None else quality.summary(store, settings, device.name, str(champion_version))
+    return {"canary": canary.summary(store, device.name), "live": live}
+
+
+def _drifting(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A warning for each device whose machine, and for each whose model drifts."""
+    found = []
+    for row in rows:
+        name, seen, live = row["name"], row["canary"], row["live"]
+        if seen is not None and seen["off_in_a_row"]:
+            found.append(
+                f"device {name}: {seen['reason']}; {seen['off_in_a_row']} in a row, {row['samples_flagged']} samples "
+                f"are flagged and not trained on; if it is to stay so: tlp device resume {name} --rebase-canary"
+            )
+        if seen is not None and seen["state"] == CanaryState.FAILED:
+            found.append(f"device {name} has no canary reference, {seen['reason']}: tlp device show {name}")
+        if live is not None and live["fell"]:
+            found.append(f"{live['fell']}; the next retraining takes it up: tlp train --device {name} --dry-run")
+    return found
 
 
 def run_row(run: Run) -> dict[str, Any]:
@@ -93,7 +120,8 @@ def collect(settings: Settings, store: MeasurementStore) -> dict[str, Any]:
         model = model_name(device.family)
         measuring = [r for r in store.list_runs(device=device.name, limit=20) if r.kind in _MEASURING]
         champion = pins.get((model, device.name), champions.get(model))
-        rows.append(device_row(device, counts[device.name], measuring, champion))
+        row = device_row(device, counts[device.name], measuring, champion)
+        rows.append(row | _trust(settings, store, device, champion))
     running = store.list_runs(state=RunState.RUNNING)
     return {
         "at": datetime.now(UTC),
@@ -103,6 +131,7 @@ def collect(settings: Settings, store: MeasurementStore) -> dict[str, Any]:
         "warnings": [
             *([registry_warning] if registry_warning else []),
             *warnings(devices, running, rows, services),
+            *_drifting(rows),
             *_schedules(settings, services, datetime.now(UTC)),
         ],
         "services": services.as_dict(),

@@ -104,13 +104,22 @@ def retire(
 
 
 def resume(
-    name: Name, reason: Annotated[str, typer.Option(help="Why; goes into its history.")] = "resumed by a person"
+    name: Name,
+    reason: Annotated[str, typer.Option(help="Why; goes into its history.")] = "resumed by a person",
+    rebase_canary: Annotated[
+        bool,
+        typer.Option("--rebase-canary", help="Take the machine as it is now: the next canary becomes the reference."),
+    ] = False,
 ) -> Output:
-    """Take a retired or quarantined device back into work."""
+    """Take a retired or quarantined device back into work, or accept that its machine has changed."""
     from tlp import runs
+    from tlp.measure import canary
 
     _settings, store = open_all()
-    runs.resume(store, name, reason)
+    if not rebase_canary or store.get_device(name).state in runs.OUT_OF_WORK:
+        runs.resume(store, name, reason)
+    if rebase_canary:
+        canary.rebase(store, name, reason)
     return show(name)
 
 

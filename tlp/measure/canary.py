@@ -35,6 +35,7 @@ KERNEL: Final = "matmul-256-1"  # raise the last number when `canary_input` chan
 REFERENCE_RUNS: Final = 5
 CONFIRM_RUNS: Final = 2
 REFERENCE_TRIES: Final = 3  # per run
+RECENT: Final = 100  # canaries `summary` looks at
 MEASURABLE_KINDS: Final = ("llvm", "c")
 _SIZE: Final = 256
 _MAD_TO_SIGMA: Final = 1.4826  # of a normal distribution
@@ -86,6 +87,30 @@ def rebase(store: MeasurementStore, device: str, reason: str) -> None:
     store.get_device(device)
     now = datetime.now(UTC)
     store.add_canaries([Canary(uuid.uuid4().hex, device, None, now, CanaryState.REBASE, None, None, None, reason)])
+
+
+def summary(store: MeasurementStore, device: str) -> dict[str, Any] | None:
+    """A device's canary for `tlp status`; None if it was never measured.
+
+    Keys: state (of the newest), at, latency_s, reference_s, reason, off_in_a_row, and of the last `RECENT` canaries
+    checks and off.
+    """
+    recent = store.canaries(device=device, limit=RECENT)
+    if not recent:
+        return None
+    newest = recent[0]
+    in_a_row = next((i for i, row in enumerate(recent) if row.state is not CanaryState.OFF), len(recent))
+    measured = [row for row in recent if row.state is not CanaryState.REBASE]
+    return {
+        "state": newest.state.value,
+        "at": newest.at,
+        "latency_s": newest.latency_s,
+        "reference_s": newest.latency_s if newest.state is CanaryState.REFERENCE else newest.reference_s,
+        "reason": newest.reason,
+        "off_in_a_row": in_a_row,
+        "checks": len(measured),
+        "off": sum(row.state is CanaryState.OFF for row in measured),
+    }
 
 
 class CanaryWatch:

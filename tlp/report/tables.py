@@ -107,10 +107,45 @@ def devices(rows: Sequence[Row]) -> RenderableType:
 def device_detail(row: Row) -> RenderableType:
     """One device."""
     pairs = [(key, row[key]) for key in ("name", "state", "family", "target", "endpoint", "champion_version")]
-    pairs.insert(2, ("samples", f"{row['samples_ok']} ok of {row['min_samples']}, {row['samples_failed']} failed"))
+    flagged = f", {row['samples_flagged']} flagged" if row.get("samples_flagged") else ""
+    counted = f"{row['samples_ok']} ok of {row['min_samples']}, {row['samples_failed']} failed{flagged}"
+    pairs.insert(2, ("samples", counted))
+    if (seen := row.get("canary")) is not None:
+        pairs.append(("canary", f"{seen['state']}: {seen['reason']}"))
+        pairs.append(("canaries off", f"{seen['off']} of the last {seen['checks']}, {seen['off_in_a_row']} in a row"))
+    if (live := row.get("live")) is not None:
+        pairs.append((f"live quality of version {live['version']}", live_quality(live)))
     pairs += [(f"fact: {key}", value) for key, value in row["facts"].items()]
     pairs += [(when(event["at"]), f"{event['state']}: {event['reason']}") for event in row["history"]]
     return facts("", pairs)
+
+
+def live_quality(live: Row) -> str:
+    """A version's live quality on a device, in words."""
+    if live["pair_accuracy"] is None:
+        return f"{live['rounds']} rounds, no pairs yet"
+    text = f"{live['pair_accuracy']:.1%} of pairs right in the newest of {live['rounds']} rounds"
+    if live["fall"] is None:
+        return f"{text}, too few for a trend"
+    return f"{text}, {live['expected_accuracy']:.1%} in its first ({-live['fall']:+.1%})"
+
+
+def trust(rows: Sequence[Row]) -> RenderableType | None:
+    """Canaries and live quality per device; None if there is neither."""
+    cells = [
+        (
+            row["name"],
+            row["canary"]["state"] if row["canary"] else None,
+            f"{row['canary']['off']}/{row['canary']['checks']}" if row["canary"] else None,
+            row["samples_flagged"],
+            row["live"]["version"] if row["live"] else None,
+            live_quality(row["live"]) if row["live"] else None,
+        )
+        for row in rows
+        if row.get("canary") or row.get("live")
+    ]
+    columns = ("device", "canary", "off", "flagged samples", "version", "live quality")
+    return make("drift", columns, cells) if cells else None
 
 
 def networks(rows: Sequence[Row]) -> RenderableType:
@@ -124,6 +159,8 @@ def networks(rows: Sequence[Row]) -> RenderableType:
 def status(data: Row) -> list[RenderableType]:
     """The answer of `tlp status`."""
     parts: list[RenderableType] = [devices(data["devices"])]
+    if (drift := trust(data["devices"])) is not None:
+        parts.append(drift)
     if data["models"]:
         models = [(m["name"], m["champion_version"], m["versions"]) for m in data["models"]]
         parts.append(make("models", ("name", "champion", "versions"), models))
