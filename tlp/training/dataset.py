@@ -64,6 +64,7 @@ class Dataset:
         watermark: of the snapshot.
         holdout: what was left out.
         touched: what making it cost: rows read from the store, programs encoded to compare them.
+        best_latency_s: `(G, H)` the latencies that the labels are relative to, NaN: nothing measured; None: unknown.
     """
 
     devices: tuple[Device, ...]
@@ -81,6 +82,7 @@ class Dataset:
     watermark: int
     holdout: Holdout
     touched: Touched = _NOTHING
+    best_latency_s: npt.NDArray[np.float64] | None = None
 
     @property
     def device_names(self) -> tuple[str, ...]:
@@ -192,7 +194,7 @@ def build_dataset(
     width = max(sketch.decision_width for sketch in kept)
     decisions = snapshot.decisions[order, :width].astype(np.int32, copy=False)
     workload = programs["workload_id"].rle_id().to_numpy().astype(np.int64)
-    labels = _labels(snapshot, order, workload, devices)
+    labels, fastest = _labels(snapshot, order, workload, devices)
     if snapshot.hashes is not None and snapshot.unresolved == encoders.unresolved_names(encoder):
         hashes = snapshot.hashes[order]
     else:
@@ -223,6 +225,7 @@ def build_dataset(
         watermark=mark,
         holdout=held,
         touched=snapshot.touched,
+        best_latency_s=fastest,
     )
 
 
@@ -277,8 +280,8 @@ def _snapshot(
 
 def _labels(
     snapshot: Snapshot, order: IntArray, workload: npt.NDArray[np.int64], devices: Sequence[str]
-) -> npt.NDArray[np.float32]:
-    """`(P, H)` min_latency / latency; NaN where the device did not measure the program.
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float64]]:
+    """`(P, H)` min_latency / latency, NaN where the device did not measure the program, and the `(G, H)` minima.
 
     Args:
         snapshot: its rows are what `order` points into.
@@ -294,7 +297,7 @@ def _labels(
     starts = np.flatnonzero(np.r_[True, np.diff(workload) != 0])
     fastest = np.fmin.reduceat(latency_s, starts, axis=0)
     labels: npt.NDArray[np.float32] = (fastest[workload] / latency_s).astype(np.float32)
-    return labels
+    return labels, fastest
 
 
 def hash_rows(

@@ -78,5 +78,6 @@ def with_labels(dataset: Dataset, labels: Labels) -> Dataset:
         decisions=dataset.decisions[keep],
         groups=np.stack([starts, np.r_[starts[1:], len(workload)]], axis=1).astype(np.int64),
         workload_ids=names,
+        best_latency_s=None if dataset.best_latency_s is None else dataset.best_latency_s[used],
         validation=tuple(index for index, name in enumerate(names) if name in watched),
     )
