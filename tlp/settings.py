@@ -68,6 +68,9 @@ class Settings(BaseSettings):
         description="Time until a quarantined device is probed first; doubles with every failed probe, seconds.",
     )
     probe_longest_s: float = Field(6 * 3600.0, gt=0, description="Longest time between two such probes, seconds.")
+    probe_patience_s: float = Field(
+        3600.0, ge=0, description="How long a measuring run waits for a lost device to come back, seconds."
+    )
     check_every: int = Field(
         50, ge=0, description="Every n-th program is checked against a reference of its workload; 0: none."
     )

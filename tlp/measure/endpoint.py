@@ -8,18 +8,24 @@ from tlp.measure import Runner
 from tlp.settings import Settings
 
 
-def open_runner(device: Device, settings: Settings) -> Runner:
+def open_runner(device: Device, settings: Settings, *, quarantined: bool = False) -> Runner:
     """A runner for that device, to be closed by the caller.
 
     `{"kind": "local"}` gives worker processes on this machine; `{"kind": "rpc", "tracker": "host:port", "key": …,
     "cc": … | null}` the boards of a TVM RPC tracker; `{"kind": "fake", "seed": n}` the shipped fake, for rehearsals and
     tests; `{"kind": "dataset"}` devices have samples but no hardware.
 
+    Args:
+        device: the device.
+        settings: limits and evaluator settings.
+        quarantined: also for a device that is quarantined: to probe it.
+
     Raises:
         UserError: the device cannot be measured: a data-set platform, retired, quarantined.
         DeviceError: an endpoint kind that this release does not know.
     """
-    require_measurable(device)
+    if not (quarantined and device.state is DeviceState.QUARANTINED):
+        require_measurable(device)
     kind = device.endpoint.get("kind")
     if kind == "local":
         from tlp.measure.local import LocalRunner

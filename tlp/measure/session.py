@@ -17,13 +17,14 @@ from storage import (
     MeasurementStore,
     Workload,
 )
-from tlp.errors import AllFailedError, InvalidInputError, NotFoundError, StoreError
+from tlp.errors import AllFailedError, DeviceLostError, InvalidInputError, NotFoundError, StoreError
 from tlp.measure import rows
 from tlp.measure._prefetch import Prefetch
 from tlp.measure._types import MeasureInput, MeasureOutcome, Runner
 from tlp.measure.canary import CanaryWatch
 from tlp.measure.endpoint import require_measurable
 from tlp.measure.samplers import RandomSampler, Sampler
+from tlp.quarantine import wait_for_return
 from tlp.runs import device_activity
 from tlp.settings import Settings
 
@@ -96,6 +97,7 @@ def measure_device(
         InvalidInputError: samples < 1.
         UserError: the device cannot be measured (retired, quarantined, of a data set).
         AllFailedError: as many programs as make a batch failed in a row; the device is QUARANTINED.
+        DeviceLostError: the device was lost and not back within `settings.probe_patience_s`; it is QUARANTINED.
         DeviceError: the runner cannot measure anything.
     """
     if samples < 1:
@@ -108,14 +110,16 @@ def measure_device(
     session = _Session(store, device, run_id, samples, settings.measure_batch, on_progress, watch)
     with (
         device_activity(store, device, DeviceState.MEASURING, f"run {run_id}"),
-        Prefetch(_with_inputs(proposals, row.target), settings.measure_batch) as candidates,
+        Prefetch(_with_inputs(proposals, row.target, settings.check_every), settings.measure_batch) as candidates,
     ):
-        try:
-            reason = session.run(candidates, runner)
-        except AllFailedError as exc:
-            store.set_device_state(device, DeviceState.QUARANTINED, exc.message)
-            raise
-    return session.report(reason)
+        while True:
+            try:
+                return session.report(session.run(candidates, runner))
+            except (AllFailedError, DeviceLostError) as exc:
+                store.set_device_state(device, DeviceState.QUARANTINED, exc.message)
+                if not isinstance(exc, DeviceLostError) or not wait_for_return(store, settings, device, runner):
+                    raise
+            store.set_device_state(device, DeviceState.MEASURING, f"run {run_id} goes on")
 
 
 def _workloads(store: MeasurementStore, workload_ids: Sequence[str] | None) -> list[Workload]:
@@ -151,9 +155,11 @@ def _propose(
 
 
 def _with_inputs(
-    candidates: Iterator[Candidate], target: Mapping[str, Any]
+    candidates: Iterator[Candidate], target: Mapping[str, Any], check_every: int
 ) -> Iterator[tuple[Candidate, MeasureInput]]:
-    return ((candidate, candidate.to_input(target)) for candidate in candidates)
+    """What the runner takes; the first and then every n-th program has its results checked (0: none)."""
+    for number, candidate in enumerate(candidates):
+        yield candidate, candidate.to_input(target, check=check_every > 0 and number % check_every == 0)
 
 
 class _Session:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from storage import Program, Sketch, Workload
 from tlp.errors import InvalidInputError
 from tlp.language.sketch import from_trace, to_trace
-from tlp.measure import MeasureInput
+from tlp.measure import Check, MeasureInput
 from tlp.programs._tvm import make_tune_context, map_tvm_errors, to_plain, without_known_warnings
 from tlp.programs.workloads import arg_infos, load_module
 
@@ -37,6 +37,7 @@ class Candidate:
         module: the scheduled TIR module as the post-processors left it.
         args: dtype and shape of every argument, outputs included, after layout rewriting.
         schedule: the `tvm.s_tir.Schedule`; its trace, post-processing included, is what a MetaSchedule database holds.
+        reference: the workload's own module, not scheduled.
     """
 
     sketch: Sketch
@@ -44,6 +45,7 @@ class Candidate:
     module: Any
     args: tuple[tuple[str, tuple[int, ...]], ...]
     schedule: Any = field(repr=False)
+    reference: Any = field(repr=False)
 
     def prepared_module(self) -> Any:
         """The module as MetaSchedule's builder compiles it: blocks that only rewrite weight layouts removed."""
@@ -51,15 +53,29 @@ class Candidate:
 
         return RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(self.module)
 
-    def to_input(self, target: Mapping[str, Any]) -> MeasureInput:
-        """What a runner takes; the key is the program's id."""
+    def to_input(self, target: Mapping[str, Any], *, check: bool = False) -> MeasureInput:
+        """What a runner takes; the key is the program's id.
+
+        Args:
+            target: what to compile for.
+            check: have its results compared with those of the workload's own module.
+        """
         import tvm
 
+        wanted = None
+        if check:
+            wanted = Check(
+                tvm.ir.save_json(self.module),
+                tvm.ir.save_json(self.reference),
+                self.sketch.workload_id,
+                arg_infos(self.reference),
+            )
         return MeasureInput(
             key=self.program.program_id,
             module_json=tvm.ir.save_json(self.prepared_module()),
             target=dict(target),
             args=self.args,
+            check=wanted,
         )
 
 
@@ -172,7 +188,7 @@ class DesignSpace:
 
     def _candidate(self, sketch: Sketch, program: Program, schedule: Any) -> Candidate:
         module = schedule.mod
-        return Candidate(sketch, program, module, arg_infos(module), schedule)
+        return Candidate(sketch, program, module, arg_infos(module), schedule, self.module)
 
     def _split(self, schedule: Any) -> tuple[Sketch, Program]:
         if schedule.trace is None:

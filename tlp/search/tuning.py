@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from storage import Device, DeviceState, MeasurementState, MeasurementStore, Network, Run, RunKind, RunState, Workload
 from tlp import runs
-from tlp.errors import AllFailedError, InvalidInputError, UserError
+from tlp.errors import AllFailedError, DeviceLostError, InvalidInputError, UserError
 from tlp.measure import Runner
 from tlp.measure.canary import CanaryWatch
 from tlp.measure.endpoint import require_measurable
@@ -128,7 +128,7 @@ def tune(
             )
             try:
                 run.reason = session.run()
-            except AllFailedError as exc:
+            except (AllFailedError, DeviceLostError) as exc:
                 store.set_device_state(device, DeviceState.QUARANTINED, exc.message)
                 raise
             finally:
