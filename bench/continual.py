@@ -32,7 +32,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,60 +85,62 @@ def make(name: str, device: str, recipe: Recipe | None) -> Strategy:
     return JointStrategy() if name in (SCRATCH, JOINT) else IncrementalStrategy(name, [device], recipe=recipe)
 
 
-def data(
-    store: MemoryStore, devices: Sequence[str], held: Sequence[str], programs: int, parent: Checkpoint | None = None
-) -> Dataset:
-    """Of those devices, at most `programs` programs per workload (0: all) that any of them measured."""
-    made = build_dataset(store, sorted(devices), holdout=held, vocabulary=parent.vocabulary if parent else None)
-    if not programs:
-        return made
-    labels = np.full_like(made.labels, np.nan)
+def data(store: MemoryStore, devices: Sequence[str], held: Sequence[str], programs: int) -> list[Dataset]:
+    """One per stage, the vocabulary growing; at most `programs` programs per workload (0: all) of each device."""
+    made: list[Dataset] = []
+    for count in range(1, len(devices) + 1):
+        words = made[-1].vocabulary if made else None
+        made.append(build_dataset(store, sorted(devices[:count]), holdout=held, vocabulary=words))
+    return [few(whole, programs) if programs else whole for whole in made]
+
+
+def few(whole: Dataset, programs: int) -> Dataset:
+    labels = np.full_like(whole.labels, np.nan)
     for column in range(labels.shape[1]):
-        for start, stop in made.groups:
-            own = start + np.flatnonzero(~np.isnan(made.labels[start:stop, column]))[:programs]
-            labels[own, column] = made.labels[own, column]
-    return with_labels(made, labels)
+        for start, stop in whole.groups:
+            own = start + np.flatnonzero(~np.isnan(whole.labels[start:stop, column]))
+            own = own[np.unique(np.linspace(0, len(own) - 1, min(programs, len(own))).astype(int))]  # all sketches
+            labels[own, column] = whole.labels[own, column]
+    return with_labels(whole, labels)
 
 
 def stages(
     store: MemoryStore,
+    datasets: Sequence[Dataset],
     devices: Sequence[str],
     name: str,
     seed: int,
     first: Checkpoint,
-    *,
-    held: Sequence[str],
     scored: Sequence[str],
-    programs: int,
     recipe: Recipe | None = None,
 ) -> Iterator[Stage]:
     """The stream from its second stage on."""
     model = first
-    for count in range(2, len(devices) + 1):
-        so_far = devices[:count]
-        parent = None if name == SCRATCH else model
-        dataset = data(store, so_far, held, programs, parent)
+    for count, dataset in enumerate(datasets[1:], 2):
         began = time.process_time()
-        model = make(name, so_far[-1], recipe).train(dataset, options(seed), parent=parent)
-        seconds = time.process_time() - began
-        samples = model.manifest.metrics["labels"] * len(model.manifest.curves["train_loss"])
-        yield Stage(score(store, model, so_far, scored), seconds, samples)
+        parent = None if name == SCRATCH else model
+        model = make(name, devices[count - 1], recipe).train(dataset, options(seed), parent=parent)
+        yield stage(store, model, devices[:count], scored, time.process_time() - began)
+
+
+def start(
+    store: MemoryStore, dataset: Dataset, device: str, seed: int, scored: Sequence[str]
+) -> tuple[Checkpoint, Stage]:
+    """The first stage."""
+    began = time.process_time()
+    model = JointStrategy().train(dataset, options(seed))
+    return model, stage(store, model, [device], scored, time.process_time() - began)
+
+
+def stage(
+    store: MemoryStore, model: Checkpoint, devices: Sequence[str], scored: Sequence[str], seconds: float
+) -> Stage:
+    samples = model.manifest.metrics["labels"] * len(model.manifest.curves["train_loss"])
+    return Stage(score(store, model, devices, scored), seconds, samples)
 
 
 def options(seed: int) -> TrainOptions:
     return TrainOptions(seed=seed, threads=1)
-
-
-def start(
-    store: MemoryStore, device: str, seed: int, held: Sequence[str], scored: Sequence[str], programs: int
-) -> tuple[Checkpoint, Stage]:
-    """The first stage."""
-    dataset = data(store, [device], held, programs)
-    began = time.process_time()
-    model = JointStrategy().train(dataset, options(seed))
-    seconds = time.process_time() - began
-    samples = model.manifest.metrics["labels"] * len(model.manifest.curves["train_loss"])
-    return model, Stage(score(store, model, [device], scored), seconds, samples)
 
 
 def score(store: MemoryStore, model: Checkpoint, devices: Sequence[str], scored: Sequence[str]) -> dict[str, float]:
@@ -199,22 +201,25 @@ def show(name: str, result: dict[str, Any], devices: Sequence[str], say: Callabl
 
 
 def stream(
-    store: MemoryStore, devices: Sequence[str], names: Sequence[str], seeds: int, programs: int, say: Any
-) -> dict[str, Any]:
-    """All strategies on the held-out networks."""
+    store: MemoryStore, devices: Sequence[str], names: Sequence[str], seeds: Sequence[int], programs: int
+) -> Iterator[dict[str, Any]]:
+    """Each strategy with each seed on the held-out networks: `strategy, seed, devices, programs, stages`."""
     held = [n.name for n in store.list_networks() if n.holdout]
-    runs: dict[str, list[list[Stage]]] = {name: [] for name in names}
-    for seed in range(seeds):
-        model, first = start(store, devices[0], seed, held, held, programs)
+    datasets = data(store, devices, held, programs)
+    for seed in seeds:
+        model, first = start(store, datasets[0], devices[0], seed, held)
         for name in names:
-            rest = stages(store, devices, name, seed, model, held=held, scored=held, programs=programs)
-            runs[name].append([first, *rest])
-            row = {d: round(v, 3) for d, v in runs[name][-1][-1].top1.items()}
-            print(
-                f"seed {seed} {name}: {row} {[round(s.seconds, 1) for s in runs[name][-1]]}",
-                file=sys.stderr,
-                flush=True,
-            )
+            done = [first, *stages(store, datasets, devices, name, seed, model, held)]
+            row = {"strategy": name, "seed": seed, "devices": list(devices), "programs": programs}
+            yield row | {"stages": [asdict(one) for one in done]}
+
+
+def tables(rows: Sequence[dict[str, Any]], say: Callable[[str], None]) -> dict[str, Any]:
+    """What `stream` found, printed strategy by strategy."""
+    runs: dict[str, list[list[Stage]]] = {}
+    for row in rows:
+        runs.setdefault(row["strategy"], []).append([Stage(**one) for one in row["stages"]])
+    devices = rows[0]["devices"]
     results = {name: mean_of(found, devices) for name, found in runs.items()}
     for name, result in results.items():
         if JOINT in results and name != JOINT:
@@ -224,20 +229,18 @@ def stream(
 
 
 CHOICES: dict[str, tuple[str, Recipe]] = {
+    "fine-tune 5ep lr": ("fine-tune", Recipe(0.3, 1.0)),
     "fine-tune 4ep lr/2": ("fine-tune", Recipe(0.25, 0.5)),
-    "fine-tune 4ep lr/4": ("fine-tune", Recipe(0.25, 0.25)),
-    "replay 1024 4ep lr/2": ("replay", Recipe(0.25, 0.5, replay=1024)),
-    "replay 4096 4ep lr/2": ("replay", Recipe(0.25, 0.5, replay=4096)),
-    "replay 4096 4ep lr/4": ("replay", Recipe(0.25, 0.25, replay=4096)),
-    "distill 1 4ep lr/2": ("distill", Recipe(0.25, 0.5, distillation=1.0)),
-    "distill 0.1 4ep lr/2": ("distill", Recipe(0.25, 0.5, distillation=0.1)),
-    "distill 1 4ep lr/4": ("distill", Recipe(0.25, 0.25, distillation=1.0)),
-    "both 4096 + 0.1 4ep lr/2": ("replay", Recipe(0.25, 0.5, replay=4096, distillation=0.1)),
+    "replay 2048 5ep lr": ("replay", Recipe(0.3, 1.0, replay=2048)),
+    "distill 1 5ep lr": ("distill", Recipe(0.3, 1.0, distillation=1.0)),
+    "distill 0.1 5ep lr": ("distill", Recipe(0.3, 1.0, distillation=0.1)),
+    "distill 0.1 5ep lr/2": ("distill", Recipe(0.3, 0.5, distillation=0.1)),
+    "both 2048 + 0.1 5ep lr": ("replay", Recipe(0.3, 1.0, replay=2048, distillation=0.1)),
 }
 
 
 def choose(
-    store: MemoryStore, seeds: int, folds: int, programs: int, picked: Sequence[str], say: Any
+    store: MemoryStore, seeds: Sequence[int], folds: int, programs: int, picked: Sequence[str], say: Any
 ) -> list[dict[str, Any]]:
     """Budgets of the incremental strategies, by cross-validation over training networks of the step to x86-64-v3."""
     devices = STARTER[:2]
@@ -247,21 +250,12 @@ def choose(
     rows: dict[str, list[Stage]] = {}
     for fold in range(folds):
         scored = names[fold::folds]
-        for seed in range(seeds):
-            model, _ = start(store, devices[0], seed, [*scored, *marked], scored, programs)
+        datasets = data(store, devices, [*scored, *marked], programs)
+        for seed in seeds:
+            model, _ = start(store, datasets[0], devices[0], seed, scored)
             for label in picked:
                 name, recipe = CHOICES.get(label, (label, None))
-                (last,) = stages(
-                    store,
-                    devices,
-                    name,
-                    seed,
-                    model,
-                    held=[*scored, *marked],
-                    scored=scored,
-                    programs=programs,
-                    recipe=recipe,
-                )
+                (last,) = stages(store, datasets, devices, name, seed, model, scored, recipe)
                 rows.setdefault(label, []).append(last)
                 cells = "  ".join(f"{v:.3f}" for v in last.top1.values())
                 print(f"fold {fold} seed {seed} {label:30s} {cells} {last.seconds:6.1f}", file=sys.stderr, flush=True)
@@ -279,24 +273,38 @@ def choose(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--strategies", default=",".join((SCRATCH, JOINT, *RECIPES)))
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=2, help="how many")
+    parser.add_argument("--seed", type=int, default=0, help="the first of them")
     parser.add_argument("--programs", type=int, default=0, help="per workload, to train on; 0: all")
     parser.add_argument("--store", type=Path, default=THIS_CPU, help="Parquet folder with the last device")
     parser.add_argument("--choose", action="store_true", help="cross-validate the budgets instead")
     parser.add_argument("--choices", default=",".join((JOINT, *CHOICES)), help="with --choose")
     parser.add_argument("--folds", type=int, default=3)
+    parser.add_argument("--out", type=Path, help="append each run to this file, one JSON object per line")
+    parser.add_argument("--tables", type=Path, help="print the tables of such a file instead of training")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
 
     def say(text: str) -> None:
         print(text, file=sys.stderr if args.json else sys.stdout, flush=True)
 
-    if args.choose:
+    seeds = range(args.seed, args.seed + args.seeds)
+    if args.tables:
+        answer: Any = {"strategies": tables([json.loads(line) for line in args.tables.open()], say)}
+    elif args.choose:
         picked = args.choices.split(",")
-        answer: Any = {"choices": choose(load(None)[0], args.seeds, args.folds, args.programs, picked, say)}
+        answer = {"choices": choose(load(None)[0], seeds, args.folds, args.programs, picked, say)}
     else:
         store, devices = load(args.store if args.store.exists() else None)
-        answer = {"strategies": stream(store, devices, args.strategies.split(","), args.seeds, args.programs, say)}
+        rows = []
+        for row in stream(store, devices, args.strategies.split(","), seeds, args.programs):
+            rows.append(row)
+            last = {d: round(v, 3) for d, v in row["stages"][-1]["top1"].items()}
+            print(f"{row['strategy']} seed {row['seed']}: {last}", file=sys.stderr, flush=True)
+            if args.out:
+                with args.out.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+        answer = {"strategies": tables(rows, say)}
     if args.json:
         print(json.dumps(answer))
 
