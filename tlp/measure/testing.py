@@ -18,7 +18,7 @@ import pytest
 
 from storage import MeasurementState
 from tlp.errors import InvalidInputError
-from tlp.measure._types import MeasureInput, Runner
+from tlp.measure._types import Check, MeasureInput, Runner
 
 TARGET = {"kind": "llvm", "num-cores": 1}
 
@@ -27,17 +27,24 @@ class Ending(StrEnum):
     """How a tiny program ends."""
 
     GOOD = "good"
+    SLOW = "slow"  # 0.16 s per run
     SLEEPS = "sleeps"  # in native code, for minutes
+    IS_WRONG = "is wrong"  # runs well and computes something else
+    IS_NAN = "is NaN"
     ABORTS = "aborts"
     SEGFAULTS = "segfaults"
     BUILDS_FOR_EVER = "builds for ever"
     DOES_NOT_BUILD = "does not build"
 
 
-def tiny_program(ending: Ending, key: str | None = None, dtype: str = "float32") -> MeasureInput:
-    """A program of 16 numbers that ends like that."""
+def tiny_program(
+    ending: Ending, key: str | None = None, dtype: str = "float32", *, check: bool = False
+) -> MeasureInput:
+    """A program of 16 numbers that ends like that; `check`: it should compute what `Ending.GOOD` computes."""
     args = ((dtype, (16,)), (dtype, (16,)))
-    return MeasureInput(key or ending.value, _module(ending, dtype), TARGET, args)
+    module = _module(ending, dtype)
+    wanted = Check(module, _module(Ending.GOOD, dtype), f"copy {dtype}", args) if check else None
+    return MeasureInput(key or ending.value, module, TARGET, args, wanted)
 
 
 @lru_cache(maxsize=64)
@@ -53,6 +60,12 @@ def _module(ending: Ending, dtype: str) -> str:
                 return a[i]
             case Ending.SLEEPS:
                 return a[i] + tirx.call_extern("uint32", "sleep", tirx.const(600, "uint32")).astype(dtype)
+            case Ending.SLOW:
+                return a[i] + tirx.call_extern("int32", "usleep", tirx.const(10_000, "uint32")).astype(dtype)
+            case Ending.IS_WRONG:
+                return a[i] + tirx.const(1, dtype)
+            case Ending.IS_NAN:
+                return tirx.sqrt(a[i] - tirx.const(2, dtype))
             case Ending.ABORTS:
                 return tirx.call_extern(dtype, "abort")
             case Ending.SEGFAULTS:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -16,7 +17,7 @@ import pytest
 
 from storage import MeasurementState
 from tlp.errors import DeviceError, InvalidInputError
-from tlp.measure import _process, local
+from tlp.measure import Check, _process, local
 from tlp.measure.local import LocalRunner
 from tlp.measure.testing import Ending, tiny_program
 
@@ -169,3 +170,32 @@ def test_no_worker_outlives_its_parent(number: signal.Signals, tmp_path: Path) -
         parent.send_signal(number)
         parent.wait(timeout=20)
     assert not wait_gone(pids)
+
+
+def test_results_are_checked_when_asked_for(runner: LocalRunner) -> None:
+    endings = (Ending.GOOD, Ending.IS_WRONG, Ending.IS_NAN)
+    inputs = [tiny_program(ending, check=True) for ending in endings]
+    outcomes = {o.key: o for o in runner.measure([*inputs, tiny_program(Ending.IS_WRONG, "not checked")])}
+    wrong = MeasurementState.WRONG_RESULT
+    assert {key: o.state for key, o in outcomes.items()} == {
+        "good": MeasurementState.OK,
+        "is wrong": wrong,
+        "is NaN": wrong,
+        "not checked": MeasurementState.OK,
+    }
+    assert outcomes["is wrong"].run_secs == ()
+    assert "differs from the reference in 16 of 16 places" in str(outcomes["is wrong"].error)
+
+
+@pytest.mark.parametrize("reference", [Ending.DOES_NOT_BUILD, Ending.ABORTS])
+def test_a_reference_that_cannot_be_computed_is_not_the_programs_fault(reference: Ending, caplog) -> None:
+    program = tiny_program(Ending.GOOD)
+    check = Check(program.module_json, tiny_program(reference).module_json, "broken", program.args)
+    with LocalRunner(run_timeout_s=2.0) as runner:
+        (outcome,) = runner.measure([replace(program, check=check)])
+    if reference is Ending.DOES_NOT_BUILD:
+        assert outcome.state is MeasurementState.OK
+        assert "were not checked: the reference cannot be computed" in caplog.text
+    else:  # who crashed cannot be told
+        assert outcome.state is MeasurementState.RUN_ERROR
+        assert "while its results were checked" in str(outcome.error)
