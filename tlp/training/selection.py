@@ -10,8 +10,8 @@ Notation
 Three things make a program worth measuring, in the spirit of TCL's RDU sampler (Representativeness, Diversity,
 Uncertainty; arXiv 2604.12891) and of CDMPP's choice by clusters (arXiv 2311.09690): it lies where many candidates lie,
 far from what is known, and where the model hesitates. A fourth belongs to ranking, where only the fast end of a list
-counts: the model takes it for a fast one. All four are put into one greedy rule, a weighted k-centre: the next program is
-the one with the largest
+counts: the model takes it for a fast one. All four are put into one greedy rule, a weighted k-centre: the next program
+is the one with the largest
 
     distance to the nearest one known · exp(Σ weight · standardised score)
 
@@ -20,7 +20,6 @@ which costs N·K operations per program chosen, so pools of 10^5 candidates are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,6 +45,10 @@ class Weights:
     promise: float = 0.0
     uncertainty: float = 0.0
     density: float = 0.0
+
+
+SELECT = Weights(promise=0.7, uncertainty=0.5, density=0.5)
+"""Chosen by cross-validation over training networks (docs/sampling.md)."""
 
 
 def spread_budget(
@@ -83,12 +86,14 @@ def spread_budget(
     return given
 
 
-def standardise(points: FloatArray, like: FloatArray | None = None) -> FloatArray:
+def standardise(points: FloatArray, like: FloatArray | None = None) -> npt.NDArray[np.float32]:
     """`(N, K)` numbers with mean 0 and deviation 1 over `like` (default: themselves); what never varies becomes 0."""
     source = points if like is None else like
     mean, spread = source.mean(axis=0), source.std(axis=0)
     varies = spread > _TINY
-    out: FloatArray = np.where(varies, (points - mean) / np.where(varies, spread, 1.0), 0.0).astype(np.float32)
+    out: npt.NDArray[np.float32] = np.where(varies, (points - mean) / np.where(varies, spread, 1.0), 0.0).astype(
+        np.float32
+    )
     return out
 
 
@@ -99,7 +104,7 @@ def choose(
     known: FloatArray | None = None,
     scores: FloatArray | None = None,
     uncertainty: FloatArray | None = None,
-    weights: Weights = Weights(),
+    weights: Weights = SELECT,
     rng: np.random.Generator,
 ) -> IntArray:
     """Choose `count` of N candidates by the rule at the top of this module.
@@ -180,14 +185,13 @@ def _nearest(points: FloatArray, known: FloatArray, chunk: int = 64) -> npt.NDAr
     return np.sqrt(np.maximum(best, 0.0))
 
 
-def _crowding(points: FloatArray, rng: np.random.Generator, sample: int = 256) -> npt.NDArray[np.float64]:
-    """`(N,)` mean distance to a sample of the pool: small in the middle of the crowd, large at its edges."""
+def _crowding(
+    points: FloatArray, rng: np.random.Generator, sample: int = 256, neighbours: int = 5
+) -> npt.NDArray[np.float64]:
+    """`(N,)` mean distance to the nearest of a sample of the pool: small in a crowd, large for a hermit."""
     some = points if len(points) <= sample else points[rng.choice(len(points), sample, replace=False)]
     squares = (points.astype(np.float64) ** 2).sum(axis=1)[:, None] + (some.astype(np.float64) ** 2).sum(axis=1)
-    found: npt.NDArray[np.float64] = np.sqrt(np.maximum(squares - 2.0 * (points @ some.T), 0.0)).mean(axis=1)
+    distances = np.sqrt(np.maximum(squares - 2.0 * (points @ some.T), 0.0))
+    nearest = min(neighbours + 1, distances.shape[1])  # itself among them, if it is in the sample
+    found: npt.NDArray[np.float64] = np.partition(distances, nearest - 1, axis=1)[:, :nearest].mean(axis=1)
     return found
-
-
-def spread_of(predictions: Sequence[FloatArray]) -> npt.NDArray[np.float64]:
-    """`(N,)` deviation among several models' scores of the same candidates, each brought to one scale first."""
-    return np.std([_standard_scores(values) for values in predictions], axis=0)

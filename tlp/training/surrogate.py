@@ -21,6 +21,7 @@ from tlp.errors import InvalidInputError
 from tlp.language.encoder import ENCODER_VERSION, LAYOUTS, MetaScheduleEncoder
 from tlp.language.profile import PROFILE_WIDTH
 from tlp.language.vocabulary import Vocabulary
+from tlp.training.dataset import Dataset
 
 MEMBERS = 3
 MAX_ROWS = 50_000  # more teach these trees nothing and cost minutes
@@ -33,6 +34,14 @@ def profile_of(features: npt.NDArray[np.float32], version: str = ENCODER_VERSION
     """The profile's numbers of encoded programs: `(N, L, E)` → `(N, K)`; K = 0 for encoders without a profile."""
     rows = LAYOUTS[version].profile_rows if version in LAYOUTS else 0
     return features[:, :rows].reshape(len(features), -1)[:, :PROFILE_WIDTH]
+
+
+def profiles_of(dataset: Dataset) -> npt.NDArray[np.float32]:
+    """Profiles of all programs of a data set: `(P, K)`."""
+    total, version = len(dataset.decisions), dataset.encoder.version
+    starts = range(0, total, _CHUNK)
+    parts = [profile_of(dataset.features(np.arange(s, min(s + _CHUNK, total))), version) for s in starts]
+    return np.concatenate(parts)
 
 
 class ProfileReader:

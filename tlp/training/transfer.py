@@ -19,11 +19,10 @@ import numpy.typing as npt
 
 from tlp.model.nearest import similarity
 from tlp.training.dataset import Dataset
-from tlp.training.surrogate import profile_of, translate
+from tlp.training.surrogate import profiles_of, translate
 
 FEW = 0.5  # of what the relative measured: a device with more than that stands on its own feet
 MIN_SHARED = 64  # programs that both measured
-_CHUNK = 4096
 
 
 def fill_from_relatives(dataset: Dataset, *, seed: int = 0) -> Dataset:
@@ -47,7 +46,7 @@ def fill_from_relatives(dataset: Dataset, *, seed: int = 0) -> Dataset:
         if base is None:
             continue
         if profiles is None:
-            profiles = _profiles(dataset)
+            profiles = profiles_of(dataset)
         translated = translate(profiles, log_latency, base, target, seed=seed)
         filled = np.where(measured[:, target] | ~trained, log_latency[:, target], translated)
         labels = dataset.labels.copy() if labels is None else labels
@@ -68,18 +67,6 @@ def _relative(dataset: Dataset, measured: npt.NDArray[np.bool_], target: int) ->
         and (measured[:, target] & measured[:, h]).sum() >= MIN_SHARED
     ]
     return -max(fit)[2] if fit else None
-
-
-def _profiles(dataset: Dataset) -> npt.NDArray[np.float32]:
-    """`(P, K)`."""
-    return np.concatenate(
-        [
-            profile_of(
-                dataset.features(np.arange(start, min(start + _CHUNK, len(dataset.decisions)))), dataset.encoder.version
-            )
-            for start in range(0, len(dataset.decisions), _CHUNK)
-        ]
-    )
 
 
 def _labels(log_latency: npt.NDArray[np.float64], groups: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
