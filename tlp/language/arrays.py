@@ -191,6 +191,10 @@ class Arrays:
             rows[:, place.column] = _put_right(place, rows)
         return rows
 
+    def values(self, row: IntArray) -> list[bytes]:
+        """A program's decisions one by one, as keys."""
+        return [np.ascontiguousarray(row[start:stop]).tobytes() for start, stop in self._groups]
+
     def is_valid(self, rows: npt.ArrayLike) -> BoolArray:
         """`(N, D)` → `(N,)`: a program of this sketch as far as can be said without TVM."""
         values = np.asarray(rows, dtype=np.int64)

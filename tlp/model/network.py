@@ -169,6 +169,13 @@ class MTLTLP(nn.Module):
         self.heads.append(head)
         self.config = self.config.with_heads((*self.config.heads, name))
 
+    def keep_head(self, name: str) -> None:
+        """Drop all heads but one: what scoring for one device needs. Raises InvalidInputError (no such head)."""
+        if name not in self.config.heads:
+            raise InvalidInputError(f"the model has no head {name!r}, only {', '.join(self.config.heads)}")
+        self.heads = nn.ModuleList([self.heads[self.config.heads.index(name)]])
+        self.config = self.config.with_heads((name,))
+
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Scores, higher = faster.
 

@@ -50,9 +50,10 @@ class Predictor:
         self.device = device
         self.head = nearest_head(checkpoint, device, target, family)
         self.encoder = checkpoint.encoder()
-        self._column = checkpoint.heads.index(self.head)
         self._torch_device = open_device(torch_device)
-        self._network = checkpoint.network().to(self._torch_device)
+        network = checkpoint.network()
+        network.keep_head(self.head)
+        self._network = network.to(self._torch_device)
         if threads:
             torch.set_num_threads(threads)
 
@@ -106,7 +107,7 @@ class Predictor:
             return np.empty(0, np.float32)
         with torch.inference_mode():
             batch = torch.from_numpy(np.ascontiguousarray(features)).to(self._torch_device)
-            scores: npt.NDArray[np.float32] = self._network(batch)[:, self._column].cpu().numpy()
+            scores: npt.NDArray[np.float32] = self._network(batch)[:, 0].cpu().numpy()
         return scores
 
 

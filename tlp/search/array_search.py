@@ -1,0 +1,318 @@
+"""Evolutionary search that applies only what will be measured.
+
+TVM's `EvolutionarySearch` applies and post-processes every candidate, some 20 ms each, before a model sees it. TLP
+judges a candidate by its recipe, so here a population is integer arrays (`tlp.language.arrays`), is encoded by its
+sketch's template and scored in bulk; only the few programs that are chosen to be measured are applied to the module.
+
+One call of `propose(n)`
+
+    population   the best programs known here, what earlier rounds ended with, and random ones        (P programs)
+    generation   score what is new; parents by rank among the P best so far; children by crossing and
+                 mutating within a sketch                                                              (P programs)
+    choice       the best that were never proposed, and a share ε of random ones; applied one by one, best first;
+                 what TVM rejects is remembered and replaced by the next
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from storage import Program, Sketch
+from tlp.language.arrays import Arrays, IntArray
+from tlp.search._base import Observation, Search
+from tlp.search.evolutionary import KnownProgram
+
+if TYPE_CHECKING:
+    from tlp.programs.space import Candidate, DesignSpace
+
+T = TypeVar("T")
+FloatArray = npt.NDArray[np.float64]
+ScoreArrays = Callable[[Sketch, IntArray], npt.NDArray[np.floating]]
+"""A sketch and `(N, D)` decisions → `(N,)` scores, higher = faster."""
+
+EXAMPLES: Final = 64  # programs drawn by TVM when a task is opened: extents, special locations, a first population
+EPSILON: Final = 0.1  # share of random programs among those measured (Ansor's is 0.05, of ten)
+_CROSSED: Final = 0.5  # of children
+_SURVIVORS: Final = 0.25  # of a population's places, for the best of the round before
+_FRESH: Final = 0.1  # of each generation, drawn at random
+_DRY: Final = 3  # rounds without one new program after which the space counts as exhausted
+_TRIES: Final = 20  # programs applied or passed over per program wanted, before a round ends with fewer
+_REJECTIONS: Final = 4  # of a value that TVM never accepted, after which it is not tried again
+
+
+@dataclass
+class Profile:
+    """Where the time of a search goes, seconds and counts; printed by `bench/search.py`."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    judged: int = 0
+    applied: int = 0
+    rejected: int = 0
+    corrected: int = 0
+
+
+class _Pool:
+    """Scored programs of one sketch, without repeats.
+
+    Args:
+        arrays: of the sketch.
+    """
+
+    def __init__(self, arrays: Arrays) -> None:
+        self.arrays = arrays
+        self.rows = np.empty((0, arrays.width), np.int64)
+        self.scores = np.empty(0)
+        self._known: set[bytes] = set()
+        self._banned: dict[tuple[int, bytes], list[int]] = {}  # (decision, its value) → [accepted, rejected]
+
+    def clear(self) -> None:
+        """Forget what was judged, not what TVM said."""
+        self.rows, self.scores = self.rows[:0], self.scores[:0]
+        self._known.clear()
+
+    def fresh(self, rows: IntArray) -> IntArray:
+        """Those rows that were not judged before, each once."""
+        fresh = []
+        for index, row in enumerate(np.ascontiguousarray(rows)):
+            key = row.tobytes()
+            if key not in self._known:
+                self._known.add(key)
+                fresh.append(index)
+        return rows[fresh]
+
+    def add(self, rows: IntArray, scores: FloatArray, keep: int) -> None:
+        """Take in judged rows; the `keep` best of all stay."""
+        self.rows = np.concatenate([self.rows, rows])
+        self.scores = np.concatenate([self.scores, scores])
+        if len(self.scores) > keep:
+            best = np.argsort(-self.scores, kind="stable")[:keep]
+            self.rows, self.scores = self.rows[best], self.scores[best]
+
+    def learn(self, row: IntArray, *, accepted: bool) -> None:
+        """What TVM said of a program."""
+        for index, value in enumerate(self.arrays.values(row)):
+            self._banned.setdefault((index, value), [0, 0])[0 if accepted else 1] += 1
+
+    def allowed(self, row: IntArray) -> bool:
+        """Whether none of its decisions has a value that TVM refused often and never took."""
+        for index, value in enumerate(self.arrays.values(row)):
+            accepted, rejected = self._banned.get((index, value), (0, 0))
+            if not accepted and rejected >= _REJECTIONS:
+                return False
+        return True
+
+
+class ArraySearch(Search):
+    """See the module.
+
+    Args:
+        space: the workload's design space on the device's target.
+        score: asked for whole generations; the model in force may change between two calls of `propose`.
+        population: P.
+        generations: per call of `propose`.
+        measured: ids of programs measured on the device so far; never proposed.
+        elite: the best of them, to start from.
+        seed: the same seed, scores and observations give the same proposals.
+        epsilon: share of random programs.
+
+    Raises:
+        InvalidInputError: the space's sketches cannot be read.
+    """
+
+    def __init__(
+        self,
+        space: DesignSpace,
+        score: ScoreArrays,
+        *,
+        population: int = 2048,
+        generations: int = 4,
+        measured: Iterable[str] = (),
+        elite: Sequence[KnownProgram] = (),
+        seed: int = 0,
+        epsilon: float = EPSILON,
+    ) -> None:
+        self._space = space
+        self._score = score
+        self._population = population
+        self._generations = generations
+        self._measured = set(measured)
+        self._elite = tuple(elite)
+        self._rng = np.random.default_rng(seed)
+        self._seed = seed
+        self._epsilon = epsilon
+        self._pools: dict[str, _Pool] = {}
+        self._good: dict[str, list[tuple[int, ...]]] = {}  # sketch → programs that ran here, to breed from
+        self._dry = 0
+        self.profile = Profile()
+
+    def propose(self, count: int) -> list[Candidate]:
+        """See `Search.propose`."""
+        if count < 1 or self._dry >= _DRY:
+            return []
+        if not self._pools:
+            self._timed("draw", self._open)
+        if not self._pools:
+            return []
+        self._evolve()
+        found = self._timed("apply", lambda: self._choose(count))
+        self._dry = 0 if found else self._dry + 1
+        return found if found or self._dry >= _DRY else self.propose(count)
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """See `Search.observe`: programs that ran are bred from in the next rounds, the fastest of them."""
+        ok = [seen for seen in observations if seen.outcome.run_secs]
+        for seen in sorted(ok, key=lambda seen: float(np.median(seen.outcome.run_secs))):
+            program = seen.candidate.program
+            self._good.setdefault(program.sketch_id, []).append(program.decisions)
+
+    # -- the population -------------------------------------------------------------------------------------------
+    def _open(self) -> None:
+        """Examples of every sketch, from TVM and from what was measured before."""
+        examples: dict[str, list[Sequence[int]]] = {}
+        sketches = {sketch.sketch_id: sketch for sketch in self._space.sketches}
+        for candidate in self._space.sample(EXAMPLES, self._seed):
+            sketches.setdefault(candidate.sketch.sketch_id, candidate.sketch)
+            examples.setdefault(candidate.sketch.sketch_id, []).append(candidate.program.decisions)
+        for known in self._elite:
+            if known.sketch.sketch_id in examples:
+                examples[known.sketch.sketch_id].append(known.decisions)
+                self._good.setdefault(known.sketch.sketch_id, []).append(known.decisions)
+        self._pools = {
+            sketch_id: _Pool(Arrays(sketches[sketch_id], np.array(rows, np.int64).reshape(len(rows), -1)))
+            for sketch_id, rows in sorted(examples.items())
+        }
+
+    def _evolve(self) -> None:
+        """One population and its generations, judged."""
+        shares = self._shares()
+        for (sketch_id, pool), share in zip(self._pools.items(), shares, strict=True):
+            survivors = pool.rows[: int(share * _SURVIVORS)]
+            pool.clear()  # the model may be another one now
+            good = np.array(self._good.get(sketch_id, ()), np.int64).reshape(-1, pool.arrays.width)
+            bred = (
+                pool.arrays.mutate(good[self._rng.integers(len(good), size=share // 4)], self._rng)
+                if len(good)
+                else good
+            )
+            fresh = pool.arrays.random(max(share - len(survivors) - len(bred), 1), self._rng)
+            self._judge(pool, np.concatenate([survivors, bred, fresh]))
+        for _ in range(self._generations - 1):
+            parents = self._parents()
+            for pool, chosen in zip(self._pools.values(), parents, strict=True):
+                if len(chosen):
+                    self._judge(pool, self._timed("breed", lambda p=pool, c=chosen: self._children(p, c)))  # type: ignore[misc]
+
+    def _shares(self) -> list[int]:
+        """How many of the first population each sketch gets: by its size, none less than a quarter of an even share."""
+        sizes = np.array([pool.arrays.size for pool in self._pools.values()])
+        even = self._population / len(sizes)
+        wanted = np.clip(self._population * np.log1p(sizes) / np.log1p(sizes).sum(), even / 4, None)
+        return [max(int(share), 1) for share in wanted]
+
+    def _parents(self) -> list[IntArray]:
+        """Rows of each pool to breed from: a population drawn by rank among the best of all sketches."""
+        pools = list(self._pools.values())
+        scores = np.concatenate([pool.scores for pool in pools])
+        if len(scores) == 0:
+            return [pool.rows for pool in pools]
+        order = np.argsort(-scores, kind="stable")[: self._population]
+        weight = np.log(len(order) + 0.5) - np.log(np.arange(1, len(order) + 1))
+        drawn = self._rng.choice(order, size=self._population, p=weight / weight.sum())
+        owner = np.repeat(np.arange(len(pools)), [len(pool.scores) for pool in pools])[drawn]
+        offset = np.cumsum([0, *(len(pool.scores) for pool in pools)])
+        return [pool.rows[drawn[owner == i] - offset[i]] for i, pool in enumerate(pools)]
+
+    def _children(self, pool: _Pool, parents: IntArray) -> IntArray:
+        children = parents.copy()
+        crossed = self._rng.random(len(parents)) < _CROSSED
+        children[crossed] = pool.arrays.cross(
+            children[crossed], parents[self._rng.integers(len(parents), size=int(crossed.sum()))], self._rng
+        )
+        children = pool.arrays.mutate(children, self._rng)
+        fresh = self._rng.random(len(parents)) < _FRESH
+        children[fresh] = pool.arrays.random(int(fresh.sum()), self._rng)
+        return children
+
+    def _judge(self, pool: _Pool, rows: IntArray) -> None:
+        """Score rows that were not judged before."""
+        fresh = self._timed("unique", lambda: pool.fresh(rows))
+        if len(fresh):
+            scores = self._timed("score", lambda: np.asarray(self._score(pool.arrays.sketch, fresh), np.float64))
+            self.profile.judged += len(fresh)
+            pool.add(fresh, np.where(np.isfinite(scores), scores, -np.inf), self._population * 2)
+
+    # -- the choice -----------------------------------------------------------------------------------------------
+    def _choose(self, count: int) -> list[Candidate]:
+        """Apply the best that were never proposed, and some random ones, until there are `count`."""
+        random = int(self._rng.binomial(count, self._epsilon)) if count > 1 else 0
+        found: dict[str, Candidate] = {}
+        self._take_best(count - random, found)
+        for _ in range(_TRIES * count):
+            if len(found) >= count:
+                break
+            pool = list(self._pools.values())[self._rng.integers(len(self._pools))]
+            candidate = self._build(pool, pool.arrays.random(1, self._rng)[0])
+            if candidate is not None:
+                self._propose(candidate, found)
+        return list(found.values())
+
+    def _take_best(self, count: int, found: dict[str, Candidate]) -> None:
+        """Best first. A program that TVM put right when it was applied goes back to where its new score puts it."""
+        pools = list(self._pools.values())
+        scores = np.concatenate([pool.scores for pool in pools])
+        owner = np.repeat(np.arange(len(pools)), [len(pool.scores) for pool in pools])
+        start = np.cumsum([0, *(len(pool.scores) for pool in pools)])
+        order = iter(np.argsort(-scores, kind="stable"))
+        aside: list[tuple[float, int, Candidate]] = []  # put right, not taken yet
+        failures = 0
+        following = next(order, None)
+        while len(found) < count and failures < _TRIES * count and (following is not None or aside):
+            if aside and (following is None or -aside[0][0] >= scores[following]):
+                self._propose(heapq.heappop(aside)[2], found)
+                continue
+            assert following is not None
+            pool = pools[owner[following]]
+            row = pool.rows[following - start[owner[following]]]
+            following = next(order, None)
+            candidate = self._build(pool, row)
+            if candidate is None:
+                failures += 1
+            elif candidate.program.decisions == tuple(row.tolist()):
+                self._propose(candidate, found)
+            else:
+                self.profile.corrected += 1
+                decisions = np.array([candidate.program.decisions], np.int64)
+                score = float(np.asarray(self._score(candidate.sketch, decisions))[0])
+                heapq.heappush(aside, (-score, self.profile.applied, candidate))
+
+    def _build(self, pool: _Pool, row: IntArray) -> Candidate | None:
+        """Apply one program; None if it was proposed or measured before, or TVM rejects it (now or by experience)."""
+        sketch = pool.arrays.sketch
+        if Program.make(sketch, row.tolist()).program_id in self._measured or not pool.allowed(row):
+            return None
+        candidate = self._space.build(sketch, row.tolist())
+        self.profile.applied += 1
+        self.profile.rejected += candidate is None
+        pool.learn(row, accepted=candidate is not None)
+        return candidate
+
+    def _propose(self, candidate: Candidate, found: dict[str, Candidate]) -> None:
+        key = candidate.program.program_id
+        if key not in self._measured:
+            self._measured.add(key)
+            found[key] = candidate
+
+    def _timed(self, what: str, work: Callable[[], T]) -> T:
+        started = time.perf_counter()
+        try:
+            return work()
+        finally:
+            spent = time.perf_counter() - started
+            self.profile.seconds[what] = self.profile.seconds.get(what, 0.0) + spent
