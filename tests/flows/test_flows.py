@@ -43,6 +43,46 @@ def test_with_a_server_the_run_and_its_table_are_there(store, prefect_api, monke
     assert keys == ["measure-cpu"]
 
 
+def test_a_device_that_becomes_a_task_trains_at_once(store, monkeypatch):
+    """Its sixth sample makes it one; the session after that does not train again."""
+    monkeypatch.setenv("TLP_TRAIN_EPOCHS", "1")
+    get_settings.cache_clear()
+    assert "trained" not in _run.call(measure, device="cpu", samples=5)
+    report = _run.call(measure, device="cpu", samples=4)
+    assert report["ok"] == 4 and report["trained"]["version"] == "1"
+    assert [(run.kind, run.state) for run in store.list_runs(limit=1)] == [(RunKind.TRAIN, RunState.DONE)]
+    assert "trained" not in _run.call(measure, device="cpu", samples=1)
+
+
+def test_a_training_that_fails_leaves_the_measurements(store, monkeypatch):
+    from tlp.errors import RegistryError
+    from tlp.training import retrain as training
+
+    def broken(*args, **kwargs):
+        raise RegistryError("MLflow does not answer")
+
+    monkeypatch.setattr(training, "run_retrain", broken)
+    report = _run.call(measure, device="cpu", samples=6)
+    assert "MLflow does not answer" in report["trained"]["reason"]
+    assert store.device_counts()["cpu"].samples_ok == 6
+    newest, measured = store.list_runs()
+    assert (newest.kind, newest.state) == (RunKind.TRAIN, RunState.FAILED)
+    assert (measured.kind, measured.state) == (RunKind.MEASURE, RunState.DONE)
+
+
+def test_nothing_to_train_is_skipped_for_prefect_and_for_the_store(store, prefect_api, monkeypatch):
+    from flows.retrain import retrain
+
+    monkeypatch.setenv("PREFECT_API_URL", prefect_api)
+    report = _run.call(retrain)
+    assert report["version"] is None and "has no samples" in report["reason"]
+    (run,) = store.list_runs()
+    assert (run.kind, run.state, run.reason) == (RunKind.TRAIN, RunState.SKIPPED, report["reason"])
+    with get_client(sync_client=True) as client:
+        (flow_run,) = [r for r in client.read_flow_runs() if r.state_name == "Skipped"]
+        assert flow_run.state.message == report["reason"] and flow_run.state.is_completed()
+
+
 def test_errors_come_through_a_tracked_flow_unchanged(store, prefect_api, monkeypatch):
     monkeypatch.setenv("PREFECT_API_URL", prefect_api)
     with pytest.raises(NotFoundError, match="nosuch"):

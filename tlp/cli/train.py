@@ -39,8 +39,7 @@ def train(
         device=device,
         from_scratch=from_scratch,
         dry_run=dry_run,
-        # A dry run says whether the device is due by itself; naming it is asking for it.
-        force=device is not None and not dry_run,
+        force=device is not None,
         strategy=strategy,
     )
     return Output(report, lambda: decisions.dry_run(report) if dry_run else tables.train_report(report))

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from storage import Device, MeasurementStore, Run, RunKind, RunState
+from tlp import quality
 from tlp.model.checkpoint import Manifest
 from tlp.model.encoders import LANGUAGES, METASCHEDULE
 from tlp.runs import OUT_OF_WORK
 from tlp.settings import Settings
 from tlp.training.dataset import choose_language
-from tlp.training.live_trigger import quality_fell
 from tlp.training.tasks import MAX_AUXILIARIES, choose_devices
 
 __all__ = [
@@ -77,7 +77,7 @@ def decide(
 
     A device without a head needs its `min_samples`; one with a head needs `retrain_min_new_samples` (or its
     `min_samples`, if that is less) since the champion learned from it, or a fall of its live accuracy
-    (`tlp.training.live_trigger`). After a candidate that did not pass the gate either waits for so many new samples:
+    (`tlp.quality`). After a candidate that did not pass the gate either waits for so many new samples:
     the same samples would give the same weights. `force` needs one sample.
 
     Args:
@@ -126,7 +126,9 @@ def _decide(
     if have == 0:
         return Decision(False, f"{device} has no samples yet", numbers)
     if force:
-        return Decision(True, f"asked for, with {have} samples of {device}", numbers)
+        found = _decide(store, settings, row, champion, language, have, False, champion_version)
+        by_itself = "" if found.train else f" (by itself it would wait: {found.reason})"
+        return Decision(True, f"asked for, with {have} samples of {device}{by_itself}", found.numbers)
     needed = min(settings.retrain_min_new_samples, row.min_samples)
     if champion is None or device not in champion.heads:
         if have < row.min_samples:
@@ -143,7 +145,9 @@ def _decide(
         numbers |= {"new_samples": new, "needed": needed, "watermark": mark}
         since = f"{new} new samples of {device} since watermark {mark}, {needed} needed"
         found = Decision(new >= needed, since, numbers)
-        fell = None if found.train else quality_fell(store, settings, device, champion_version)
+        fell = None
+        if not found.train and champion_version is not None:
+            fell = quality.fell(store, settings, device, str(champion_version))
         if fell is not None:
             found = Decision(True, f"{fell}; {since}", numbers)
     return _unless_judged(store, found, device, language, needed, champion_version) if found.train else found

@@ -43,9 +43,9 @@ class Recipe:
 
 
 RECIPES: Mapping[str, Recipe] = {
-    "fine-tune": Recipe(epochs=0.25, learning_rate=0.5),
-    "replay": Recipe(epochs=0.25, learning_rate=0.5, replay=4096),
-    "distill": Recipe(epochs=0.25, learning_rate=0.5, distillation=1.0),
+    "fine-tune": Recipe(epochs=0.3, learning_rate=1.0),
+    "replay": Recipe(epochs=0.3, learning_rate=1.0, replay=2048),
+    "distill": Recipe(epochs=0.3, learning_rate=1.0, distillation=0.3),
 }
 STRATEGIES: tuple[str, ...] = (JOINT, *RECIPES)
 

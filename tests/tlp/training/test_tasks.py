@@ -93,7 +93,7 @@ def rounds(store: MemoryStore, right: list[float], *, canary_off: bool = False) 
     store.add_round_qualities(
         [
             RoundQuality(
-                run, "x86-64-v2", "3", "w", AT + timedelta(minutes=i), i, 10, (20,), (20 * share,), 0, {1: 1.0},
+                run, "x86-64-v2", "3", "w", AT + timedelta(minutes=i), 2, 10, (20,), (20 * share,), 0, {1: 1.0},
                 canary_off,
             )
             for i, share in enumerate(right)
@@ -120,5 +120,5 @@ def test_a_fall_of_the_live_accuracy_makes_a_training_due(quick: Settings) -> No
     assert due(3) is None  # the machine drifted, not the model
     rounds(store, [0.55] * 4)
     reason = due(3)
-    assert reason is not None and "0.800" in reason and "0.550" in reason and "0 new samples" in reason
+    assert reason is not None and "80.0%" in reason and "55.0%" in reason and "0 new samples" in reason
     assert due(2) is None and due(None) is None  # of another version nothing is known
