@@ -1,0 +1,171 @@
+"""Whether more samples of a device would still make its model better: `--min-samples auto`.
+
+Notation: W workloads, n samples in the order they were measured.
+
+What a model learns from the first quarter, the first half and all of the samples is compared on the same programs: for
+each part, boosted trees on profiles are trained on four fifths of the workloads and rank **all** measured programs of
+the others, five times, until every workload was left out once. That gives W pairs (top-1 with half, top-1 with all),
+so noise between workloads cancels. Two doublings in a row that gain no more than `FLAT`, or no more than one standard
+error of the gain, are enough: the samples so far say what samples of this kind can say.
+
+Nothing is kept between two questions: a killed bootstrap asks again and gets the same answer. Held-out networks are
+left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from storage import MeasurementStore, RunKind
+from tlp.training.holdout import bucket, choose_holdout
+from tlp.training.surrogate import ProfileReader, Surrogate
+
+FLAT = 0.01  # top-1
+FOLDS = 5
+PARTS = (0.25, 0.5, 1.0)
+MIN_WORKLOADS = 10  # fewer say nothing about new ones
+START = 512  # samples before the question is asked first
+PER_WORKLOAD = 4  # likewise
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer.
+
+    Attributes:
+        enough: no more samples are needed.
+        reason: one sentence with the numbers.
+        samples: programs looked at.
+        top1: mean top-1 over workloads after a quarter, half and all of them; empty: could not be said.
+        gains: of the two doublings.
+        errors: standard errors of the gains.
+    """
+
+    enough: bool
+    reason: str
+    samples: int
+    top1: tuple[float, ...] = ()
+    gains: tuple[float, ...] = ()
+    errors: tuple[float, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "enough": self.enough,
+            "samples": self.samples,
+            "top1": list(self.top1),
+            "gains": list(self.gains),
+            "errors": list(self.errors),
+        }
+
+
+def judge(store: MeasurementStore, device: str, *, seed: int = 0) -> Verdict:
+    """Whether the samples of a device are enough.
+
+    Raises:
+        NotFoundError: no such device.
+    """
+    store.get_device(device)
+    held = choose_holdout(store).workload_ids
+    frame = (
+        store.samples(devices=[device])
+        .filter(~pl.col("workload_id").is_in(sorted(held)))
+        .group_by("workload_id", "program_id")
+        .agg(pl.col("sketch_id", "decisions").first(), pl.col("latency_s").median(), pl.col("seq").min())
+        .sort("workload_id", "seq")
+    )
+    total = frame.height
+    workloads = frame["workload_id"].n_unique()
+    least = first_question(workloads)
+    if workloads < MIN_WORKLOADS or total < least:
+        return Verdict(
+            False,
+            f"{total} samples of {workloads} workloads are too few to judge by, {least} of {MIN_WORKLOADS} are needed",
+            total,
+        )
+    profiles = _profiles(store, frame)
+    group = frame["workload_id"].rle_id().to_numpy().astype(np.int64)
+    names = frame["workload_id"].unique(maintain_order=True).to_list()
+    fold = np.array([bucket(name, FOLDS, "saturation") for name in names])[group]
+    latency_s = frame["latency_s"].to_numpy()
+    rank = np.empty(total, np.int64)
+    rank[np.argsort(frame["seq"].to_numpy(), kind="stable")] = np.arange(total)
+    found = np.stack(
+        [_top1(profiles, latency_s, group, fold, rank < round(part * total), seed) for part in PARTS]
+    )  # (3, W)
+    steps = np.diff(found, axis=0)
+    gains = steps.mean(axis=1)
+    errors = steps.std(axis=1, ddof=1) / np.sqrt(steps.shape[1])
+    flat = gains <= np.maximum(FLAT, errors)
+    curve = " → ".join(f"{value:.3f}" for value in found.mean(axis=1))
+    reason = (
+        f"top-1 on workloads left out went {curve} from {round(PARTS[0] * total)} to {total} samples, the last two "
+        f"doublings gained {gains[0]:+.3f} ± {errors[0]:.3f} and {gains[1]:+.3f} ± {errors[1]:.3f}: "
+        + ("no more is to be had" if flat.all() else "more will help")
+    )
+    return Verdict(
+        bool(flat.all()),
+        reason,
+        total,
+        tuple(map(float, found.mean(axis=1))),
+        tuple(map(float, gains)),
+        tuple(map(float, errors)),
+    )
+
+
+def first_question(workloads: int) -> int:
+    """Samples before `judge` can answer."""
+    return max(START, PER_WORKLOAD * workloads)
+
+
+def saturated(store: MeasurementStore, device: str) -> Mapping[str, Any] | None:
+    """What a bootstrap found last, if it found that the device's samples are enough."""
+    for run in store.list_runs(kind=RunKind.EVALUATE, device=device):
+        if "enough" in run.result:
+            return run.result if run.result["enough"] else None
+    return None
+
+
+def _profiles(store: MeasurementStore, frame: pl.DataFrame) -> npt.NDArray[np.float32]:
+    """`(P, K)` in the frame's order."""
+    reader = ProfileReader()
+    sketches = {sketch.sketch_id: sketch for sketch in store.get_sketches()}
+    parts, order = [], []
+    indexed = frame.select("sketch_id", "decisions").with_row_index("row")
+    for (key,), group in indexed.group_by("sketch_id", maintain_order=True):
+        decisions = np.array(group["decisions"].to_list(), np.int64).reshape(group.height, -1)
+        parts.append(reader.read(sketches[str(key)], decisions))
+        order.append(group["row"].to_numpy())
+    out = np.empty((frame.height, parts[0].shape[1]), np.float32)
+    out[np.concatenate(order)] = np.concatenate(parts)
+    return out
+
+
+def _top1(
+    profiles: npt.NDArray[np.float32],
+    latency_s: npt.NDArray[np.float64],
+    group: npt.NDArray[np.int64],
+    fold: npt.NDArray[np.int64],
+    known: npt.NDArray[np.bool_],
+    seed: int,
+) -> npt.NDArray[np.float64]:
+    """`(W,)`: fastest latency / latency of the first choice, of a model of the known programs of the other folds."""
+    starts = np.flatnonzero(np.r_[True, np.diff(group) != 0])
+    fastest = np.minimum.reduceat(np.where(known, latency_s, np.inf), starts)
+    labels = fastest[group] / latency_s
+    scores = np.zeros(len(group))
+    for number in range(FOLDS):
+        rows, asked = np.flatnonzero(known & (fold != number)), fold == number
+        if asked.any() and len(rows) > 1:
+            model = Surrogate.fit(profiles[rows], labels[rows], seed=seed, members=1)
+            scores[asked] = model.predict(profiles[asked])[0]
+    ends = [*starts[1:], len(group)]
+    return np.array(
+        [latency_s[a:b].min() / latency_s[a + int(scores[a:b].argmax())] for a, b in zip(starts, ends, strict=True)]
+    )
