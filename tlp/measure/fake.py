@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Container, Iterable, Iterator
 
 from storage import MeasurementState
-from tlp.errors import InvalidInputError
+from tlp.errors import DeviceLostError, InvalidInputError
 from tlp.measure._types import MeasureInput, MeasureOutcome, Runner
 from tlp.measure.canary import CANARY_KEY
 
@@ -22,6 +22,7 @@ class FakeRunner(Runner):
         hang_on: keys whose outcome is a TIMEOUT (nothing waits).
         latency: seconds of an input; default: between 10 µs and 10 ms, fixed by seed, key and target.
         repeat: repeats per outcome; they spread by 1% around the latency.
+        lost: asked before every program whether the device is gone now; then DeviceLostError is raised.
         slowdown: how many programs were measured before (canaries not counted) → factor on the latency, of canaries,
             too: a machine that drifts.
     """
@@ -36,6 +37,7 @@ class FakeRunner(Runner):
         latency: Callable[[MeasureInput], float] | None = None,
         repeat: int = 3,
         slowdown: Callable[[int], float] | None = None,
+        lost: Callable[[], bool] = lambda: False,
     ) -> None:
         self._seed = seed
         self._fail_every = fail_every
@@ -43,6 +45,7 @@ class FakeRunner(Runner):
         self._hang_on = hang_on
         self._latency = latency or self._hashed_latency
         self._repeat = repeat
+        self._lost = lost
         self._slowdown = slowdown or (lambda _programs: 1.0)
         self._programs = 0
         self._in_use = False
@@ -64,6 +67,8 @@ class FakeRunner(Runner):
         self._in_use = True
         try:
             for number, job in enumerate(inputs, start=1):
+                if self._lost():
+                    raise DeviceLostError("the device does not answer (fake)", next_command="tlp doctor")
                 outcome = self._outcome(number, job)
                 self._programs += job.key != CANARY_KEY
                 yield outcome
