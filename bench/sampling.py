@@ -310,13 +310,13 @@ def few_ways(
 
     whole = np.ones(len(dataset.decisions), dtype=bool)
     ways: dict[str, Callable[[], tuple[Dataset, str]]] = {
-        "all, alone": lambda: (masked(dataset, device, whole, False), device),
+        "all alone": lambda: (masked(dataset, device, whole, False), device),
         "alone": lambda: (chosen("random", False), device),
         "nearest relative's head": lambda: (relatives_only(dataset, device), nearest(device)),
         "joint": lambda: (replace(chosen("random", True), best_latency_s=None), device),
         "filled": lambda: (fill_from_relatives(chosen("random", True), seed=seed), device),
-        "selected, alone": lambda: (chosen("select", False), device),
-        "selected, filled": lambda: (fill_from_relatives(chosen("select", True), seed=seed), device),
+        "selected alone": lambda: (chosen("select", False), device),
+        "selected filled": lambda: (fill_from_relatives(chosen("select", True), seed=seed), device),
     }
     return {row: make() for row, make in ways.items() if rows is None or row in rows}
 

@@ -22,10 +22,12 @@ def enroll_device(device: str, target: str | None, min_samples: int | None) -> d
 
 
 @task(name="measure until quota", cache_policy=NO_CACHE, persist_result=False)
-def measure_until_quota(device: str, sampler: str, networks: list[str] | None) -> dict[str, Any]:
+def measure_until_quota(
+    device: str, sampler: str, networks: list[str] | None, until_flat: bool = False
+) -> dict[str, Any]:
     """Measure until the device has the samples it needs to become a task."""
     settings, store = _run.begin()
-    return pipeline.fill_quota(store, settings, device, sampler=sampler, networks=networks)
+    return pipeline.fill_quota(store, settings, device, sampler=sampler, networks=networks, until_flat=until_flat)
 
 
 @flow(name="bootstrap", persist_result=False)
@@ -33,14 +35,15 @@ def bootstrap(
     device: str,
     target: str | None = None,
     min_samples: int | None = None,
-    sampler: str = "random",
+    sampler: str = pipeline.DEFAULT_SAMPLER,
     networks: list[str] | None = None,
+    until_flat: bool = False,
 ) -> dict[str, Any] | State[Any]:
     """Enroll `device` if needed, measure until `min_samples`, train, promote. Run again after a crash, it goes on."""
 
     def body() -> dict[str, Any]:
         enrolled = _run.step(enroll_device, device, target, min_samples)
-        measured = _run.step(measure_until_quota, device, sampler, networks)
+        measured = _run.step(measure_until_quota, device, sampler, networks, until_flat)
         _run.table(f"bootstrap-{device}", [measured], f"Programs measured on {device}")
         _run.step(reconcile_registry)
         trained = _run.step(train_and_judge, device, False, False, False)

@@ -9,6 +9,7 @@ from storage import Device, MeasurementStore, RunKind
 from tlp import quarantine, runs
 from tlp.counts import validate_count
 from tlp.errors import AllFailedError, InvalidInputError, TlpError, UserError
+from tlp.measure.choose import DEFAULT_SAMPLER, SAMPLERS
 from tlp.measure.endpoint import open_runner, require_measurable
 from tlp.report.progress import say, track
 from tlp.retraining import retrain
@@ -29,7 +30,6 @@ __all__ = [
     "tune",
 ]
 
-SAMPLERS = ("random",)
 MODELS_WITHOUT_REGISTRY = ("xgb", "random")
 
 
@@ -65,14 +65,10 @@ def measure(
         InvalidInputError: unknown sampler, or `samples` is no count.
     """
     from tlp.measure import session
-    from tlp.measure.samplers import RandomSampler
+    from tlp.measure.choose import open_sampler, require_sampler
 
     validate_count("samples", samples, next_command=f"tlp measure {device_name} --samples 100")
-    if sampler not in SAMPLERS:
-        raise InvalidInputError(
-            f"sampler {sampler!r} is not known, there is {', '.join(SAMPLERS)}",
-            next_command=f"tlp measure {device_name} --samples {samples} --sampler random",
-        )
+    require_sampler(sampler, device_name, samples)
     quarantine.require_in_work(store, settings, device_name)
     device = store.get_device(device_name)
     require_measurable(device)
@@ -90,7 +86,7 @@ def measure(
                 device_name,
                 samples=samples,
                 run_id=run.run_id,
-                sampler=RandomSampler(device.target, settings.seed),
+                sampler=open_sampler(store, settings, device, sampler),
                 runner=runner,
                 settings=settings,
                 on_progress=lambda _done, ok, failed: update(ok, f"{failed} failed" if failed else ""),
@@ -128,32 +124,84 @@ def fill_quota(
     settings: Settings,
     device_name: str,
     *,
-    sampler: str = "random",
+    sampler: str = DEFAULT_SAMPLER,
     networks: Sequence[str] | None = None,
+    until_flat: bool = False,
 ) -> dict[str, Any]:
     """Measure what the device lacks of its `min_samples`; nothing if it has them. See `measure`.
 
+    Args:
+        store: the store.
+        settings: limits, batch size, seed.
+        device_name: device to measure on.
+        sampler: how programs are chosen.
+        networks: measure the subgraphs of these; None: of every network.
+        until_flat: measure in doublings and stop before `min_samples` once more samples would not make the model
+            better (`tlp.training.saturation`); each answer is a run of its own, which `decide` reads.
+
     Returns:
-        `device, samples_ok, min_samples` and `ok, failed, seconds` of this call.
+        `device, samples_ok, min_samples` and `ok, failed, seconds` of this call; `enough`, the reason for stopping
+        before the quota, or None.
 
     Raises:
         AllFailedError: the quota cannot be reached (most programs fail, or the design spaces have no more).
     """
     device = store.get_device(device_name)
     have = store.device_counts()[device_name].samples_ok
-    total = {"device": device_name, "samples_ok": have, "min_samples": device.min_samples}
-    missing = device.min_samples - have
-    if missing <= 0:
-        return total | {"ok": 0, "failed": 0, "seconds": 0.0}
-    report = measure(
-        store, settings, device_name, samples=missing, sampler=sampler, networks=networks, kind=RunKind.BOOTSTRAP
-    )
-    if report["samples_ok"] < device.min_samples:
-        raise AllFailedError(
-            f"device {device_name!r} has {report['samples_ok']} of {device.min_samples} samples: {report['reason']}",
-            next_command="tlp network add vgg_16 --builtin vgg_16",
+    report: dict[str, Any] = {
+        "device": device_name,
+        "samples_ok": have,
+        "min_samples": device.min_samples,
+        "ok": 0,
+        "failed": 0,
+        "seconds": 0.0,
+        "enough": None,
+    }
+    while (have := report["samples_ok"]) < device.min_samples:
+        goal = device.min_samples
+        if until_flat:
+            report["enough"] = _judge(store, settings, device_name)
+            if report["enough"]:
+                break
+            goal = min(max(2 * have, _first_question(store, networks)), goal)
+        part = measure(
+            store,
+            settings,
+            device_name,
+            samples=goal - have,
+            sampler=sampler,
+            networks=networks,
+            kind=RunKind.BOOTSTRAP,
         )
-    return total | {key: report[key] for key in ("samples_ok", "ok", "failed", "seconds")}
+        if part["samples_ok"] < goal:
+            raise AllFailedError(
+                f"device {device_name!r} has {part['samples_ok']} of {goal} samples: {part['reason']}",
+                next_command="tlp network add vgg_16 --builtin vgg_16",
+            )
+        report["samples_ok"] = part["samples_ok"]
+        for key in ("ok", "failed", "seconds"):
+            report[key] += part[key]
+    return report
+
+
+def _first_question(store: MeasurementStore, networks: Sequence[str] | None) -> int:
+    from tlp.training.saturation import first_question
+
+    ids = _workloads_of(store, networks)
+    if ids is None:
+        ids = list({task.workload_id for network in store.list_networks() for task in network.tasks})
+    return first_question(len(ids))
+
+
+def _judge(store: MeasurementStore, settings: Settings, device_name: str) -> str | None:
+    """Why the device's samples are enough; None if they are not, or too few to tell."""
+    from tlp.training.saturation import judge
+
+    with runs.open_run(store, RunKind.EVALUATE, device=device_name, params={"what": "are the samples enough"}) as run:
+        verdict = judge(store, device_name, seed=settings.seed)
+        run.result, run.reason = verdict.to_json(), verdict.reason
+    say(f"{device_name}: {verdict.reason}")
+    return verdict.reason if verdict.enough else None
 
 
 # -- networks and data ----------------------------------------------------------------------------------------

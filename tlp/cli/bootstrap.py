@@ -9,10 +9,26 @@ import typer
 from tlp.cli._context import launch
 from tlp.cli._output import Output, command
 
+AUTO = "auto"
+
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
     command(app, "bootstrap", example="tlp bootstrap workstation --min-samples 20000")(bootstrap)
+
+
+def _count(text: str | None, device: str) -> int | None:
+    if text is None:
+        return None
+    from tlp.counts import validate_count
+    from tlp.errors import InvalidInputError
+
+    example = f"tlp bootstrap {device} --min-samples 20000"
+    try:
+        value = int(text)
+    except ValueError as exc:
+        raise InvalidInputError(f"min_samples is {text!r}, neither a number nor {AUTO}", next_command=example) from exc
+    return validate_count("min_samples", value, next_command=example)
 
 
 def bootstrap(
@@ -21,8 +37,16 @@ def bootstrap(
         str | None, typer.Option(help="Target for enrolling, see `tlp device enroll`; default: what this machine is.")
     ] = None,
     min_samples: Annotated[
-        int | None, typer.Option(min=1, help="For enrolling: OK samples needed (default 500000).")
+        str | None,
+        typer.Option(
+            metavar="N|auto",
+            help="For enrolling: OK samples needed (default 500000). auto: until more would not make the model better, "
+            "at most the device's number.",
+        ),
     ] = None,
+    sampler: Annotated[
+        str, typer.Option(help="How programs are chosen: random, evolutionary, select; see docs/sampling.md.")
+    ] = "select",
     network: Annotated[
         list[str] | None, typer.Option(help="Only subgraphs of this network; may be given several times.")
     ] = None,
@@ -33,5 +57,14 @@ def bootstrap(
     """
     from tlp.report import tables
 
-    report = launch("bootstrap", device=device, target=target, min_samples=min_samples, networks=network or None)
+    until_flat = min_samples == AUTO
+    report = launch(
+        "bootstrap",
+        device=device,
+        target=target,
+        min_samples=None if until_flat else _count(min_samples, device),
+        sampler=sampler,
+        networks=network or None,
+        until_flat=until_flat,
+    )
     return Output(report, lambda: tables.bootstrap_report(report))

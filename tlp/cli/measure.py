@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
 def measure(
     device: Annotated[str, typer.Argument(metavar="DEVICE", help="Device to measure on.")],
     samples: Annotated[int, typer.Option(min=1, help="Programs to measure.")],
-    sampler: Annotated[str, typer.Option(help="How programs are chosen: random.")] = "random",
+    sampler: Annotated[str, typer.Option(help="How programs are chosen: random, evolutionary, select.")] = "random",
     network: Annotated[
         list[str] | None, typer.Option(help="Only subgraphs of this network; may be given several times.")
     ] = None,

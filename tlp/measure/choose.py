@@ -10,6 +10,8 @@ from tlp.settings import Settings
 
 RANDOM, EVOLUTIONARY, SELECT = "random", "evolutionary", "select"
 SAMPLERS = (RANDOM, EVOLUTIONARY, SELECT)
+DEFAULT_SAMPLER = SELECT
+"""Of bootstrap: the one that needed the fewest samples (docs/sampling.md)."""
 MAX_RELATIVES = 3
 
 

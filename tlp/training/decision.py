@@ -17,6 +17,7 @@ from tlp.model.encoders import LANGUAGES, METASCHEDULE
 from tlp.runs import OUT_OF_WORK
 from tlp.settings import Settings
 from tlp.training.dataset import choose_language
+from tlp.training.saturation import saturated
 from tlp.training.tasks import MAX_AUXILIARIES, choose_devices
 
 __all__ = [
@@ -131,6 +132,9 @@ def _decide(
         return Decision(True, f"asked for, with {have} samples of {device}{by_itself}", found.numbers)
     needed = min(settings.retrain_min_new_samples, row.min_samples)
     if champion is None or device not in champion.heads:
+        if have < row.min_samples and (flat := saturated(store, device)) is not None:
+            enough = f"{device} is a new task: {have} of {row.min_samples} samples, more would not help"
+            return Decision(True, enough, numbers | {"judged_samples": int(flat["samples"])})
         if have < row.min_samples:
             lacking = row.min_samples - have
             return Decision(
