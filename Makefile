@@ -5,7 +5,7 @@ PIP_ARGS ?=
 BIN := .venv/bin
 SHELL := /bin/bash
 
-.PHONY: demo test check lint format clean
+.PHONY: demo test browser check lint format clean
 .DEFAULT_GOAL := test
 
 .venv: .venv/.installed
@@ -21,8 +21,12 @@ SHELL := /bin/bash
 demo: .venv
 	$(BIN)/tlp demo
 
-test: .venv
+test: .venv browser
 	$(BIN)/python -m pytest
+
+# What tests/browser drives: the Chromium there is, else one is installed.
+browser: .venv
+	@bash tests/browser/install.sh
 
 lint: .venv
 	$(BIN)/ruff check .

@@ -1,0 +1,128 @@
+"""MLflow goes away while a version is registered: it is waited for, then the model is kept and registered later."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+
+import mlflow
+import pytest
+
+from storage import MemoryStore
+from tests.conftest import copy_template
+from tests.tlp.training.crashing import DEVICE, FAMILY, Untrained
+from tlp import _child
+from tlp.errors import RegistryUnavailableError
+from tlp.registry import Registry, _register
+from tlp.services import _commands, _processes
+from tlp.settings import Settings
+from tlp.training import kept
+from tlp.training.retrain import run_retrain, submit_kept
+from tlp.training.synthetic import fill_store
+
+
+def start_server(home: Settings, port: int) -> _processes.Service:
+    command, env = _commands.mlflow_server(home, port)
+    url = f"http://127.0.0.1:{port}"
+    return _processes.start(
+        "mlflow",
+        _child.command(os.getpid(), command),
+        env,
+        log=home.logs_dir / "mlflow.log",
+        cwd=home.home,
+        url=url,
+        host="127.0.0.1",
+        port=port,
+    )
+
+
+def wait_for(service: _processes.Service) -> None:
+    _processes.wait_until(service, lambda: _processes.answers(f"{service.url}/health"))
+
+
+@pytest.fixture
+def fleet() -> MemoryStore:
+    store = MemoryStore()
+    fill_store(store, networks=("net", "held"), workloads_per_network=2, programs=8, min_samples=8)
+    return store
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_server_that_dies_and_comes_back(
+    fleet: MemoryStore, mlflow_template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    direct = copy_template(mlflow_template, Settings(home=tmp_path / "home", torch_threads=1))
+    Registry(direct).ensure()
+    port = _processes.free_port()
+    first = start_server(direct, port)
+    served = direct.model_copy(update={"mlflow_uri": f"http://127.0.0.1:{port}", "registry_patience_s": 0.0})
+    registry = Registry(served, fleet)
+    strategy = Untrained(tmp_path / "trainings")
+    try:
+        wait_for(first)
+        with monkeypatch.context() as patch:
+            # the files are uploaded, the version is not made
+            patch.setattr(_register, "reached", lambda place: _processes.stop(first) if place == "uploaded" else None)
+            with pytest.raises(
+                RegistryUnavailableError, match=r"does not answer .* is kept as .* next start"
+            ) as caught:
+                run_retrain(fleet, served, registry, device=DEVICE, strategy=strategy)
+        assert caught.value.next_command == "tlp up"
+        (waiting,) = kept.names(served)
+        assert waiting in caught.value.message
+    finally:
+        _processes.stop(first)
+
+    # the next start comes while the server does: it is waited for, and what was uploaded is not uploaded again
+    second: list[_processes.Service] = []
+    starting = Thread(target=lambda: second.append(start_server(direct, port)))
+    starting.start()
+    try:
+        patient = served.model_copy(update={"registry_patience_s": 300.0})
+        (done,) = submit_kept(fleet, patient, Registry(patient, fleet))
+        assert (done.version, done.gate.comparisons != ()) == (1, True)
+        assert kept.names(served) == []
+        assert (tmp_path / "trainings").read_text() == "trained\n"
+        client = mlflow.MlflowClient(served.mlflow_tracking_uri, served.mlflow_tracking_uri)
+        experiment = client.get_experiment_by_name("tlp").experiment_id
+        (run,) = client.search_runs([experiment])
+        assert run.info.status == "FINISHED"
+        assert [m.status for m in client.search_logged_models([experiment])] == ["READY"]
+        (version,) = registry.list_versions(FAMILY)
+        assert {"devices", "samples.x86-64-v3", "watermark", "strategy", "gate", "top1"} <= version.tags.keys()
+        assert {"samples.x86-64-v3", "watermark", "gate_passed", "top1.x86-64-v2"} <= run.data.metrics.keys()
+        assert {item.path for item in client.list_artifacts(run.info.run_id, "figures")} == {
+            "figures/top_k.png",
+            "figures/networks_top1.png",
+            "figures/learning_curve.png",
+        }
+    finally:
+        starting.join()
+        for service in second:
+            _processes.stop(service)
+
+
+@contextmanager
+def silent_server() -> Iterator[str]:
+    """Takes connections and never answers."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(64)
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+def test_a_server_that_never_answers_is_given_up(
+    fleet: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with silent_server() as url:
+        settings = Settings(home=tmp_path, mlflow_uri=url, registry_patience_s=0.0)
+        with pytest.raises(RegistryUnavailableError, match="does not answer"):
+            run_retrain(fleet, settings, Registry(settings, fleet), device=DEVICE, strategy=Untrained(tmp_path / "t"))
+    assert not (tmp_path / "t").exists()  # nothing was trained for a registry that is not there
