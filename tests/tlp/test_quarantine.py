@@ -1,0 +1,157 @@
+"""A lost device is quarantined, probed with back-off that a restart does not forget, and comes back by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from storage import DeviceState, MeasurementStore, Network, NetworkTask, RunKind, open_store
+from storage.testing import example_device
+from tlp import pipeline, quarantine, runs
+from tlp.errors import AllFailedError, DeviceLostError, UserError
+from tlp.measure.fake import FakeRunner
+from tlp.measure.session import RandomSampler, measure_device
+from tlp.settings import Settings
+
+TARGET = {"kind": "llvm", "mcpu": "x86-64-v2", "num-cores": 1}
+QUARANTINED = DeviceState.QUARANTINED
+
+
+@pytest.fixture
+def limits(settings: Settings) -> Settings:
+    return settings.model_copy(
+        update={"measure_batch": 4, "canary": False, "probe_first_s": 60.0, "probe_longest_s": 600.0}
+    )
+
+
+@pytest.fixture
+def store(limits: Settings) -> MeasurementStore:
+    import tvm
+    from tvm import te, topi
+
+    from tlp.programs.workloads import workload_from_module
+
+    found = open_store(limits.store_path)
+    for name in ("board", "other"):
+        found.add_device(example_device(name, target=TARGET, min_samples=10), reason="enrolled")
+    a, b = te.placeholder((16, 32), name="a"), te.placeholder((32, 32), name="b")
+    module = tvm.IRModule({"main": te.create_prim_func([a, b, topi.nn.dense(a, b)]).with_attr("global_symbol", "main")})
+    workload = workload_from_module("dense", module)
+    task = NetworkTask(workload.workload_id, "dense", 1)
+    found.add_network(Network("net", True, "builtin:test", datetime.now(UTC), (task,)), [workload])
+    return found
+
+
+def lost_from(first: int, last: int) -> Callable[[], bool]:
+    """The device is gone from the `first`-th to the `last`-th time it is used (1-based, inclusive)."""
+    used = 0
+
+    def lost() -> bool:
+        nonlocal used
+        used += 1
+        return first <= used <= last
+
+    return lost
+
+
+def quarantined(store: MeasurementStore, probes: int) -> None:
+    store.set_device_state("board", DeviceState.MEASURING, "run 1")
+    store.set_device_state("board", QUARANTINED, "lost")
+    for _ in range(probes):
+        quarantine.try_now(store, Settings(), "board", FakeRunner(lost=lambda: True))
+
+
+def test_back_off_doubles_and_is_kept_in_the_history(store, limits):
+    assert quarantine.probation(store, "board", limits) is None
+    waits = []
+    quarantined(store, 0)
+    for number in range(6):
+        again = open_store(limits.store_path)  # as another process would
+        found = quarantine.probation(again, "board", limits)
+        assert found is not None and found.failed_probes == number
+        waits.append((found.next_at - found.last_at).total_seconds())
+        quarantine.try_now(store, limits, "board", FakeRunner(lost=lambda: True))
+    assert waits == [60.0, 120.0, 240.0, 480.0, 600.0, 600.0]
+    assert "probe 6 failed: the device does not answer" in store.device_events("board")[-1].reason
+
+
+def test_a_clock_that_jumps_makes_a_probe_due_at_worst(store, limits):
+    quarantined(store, 2)
+    found = quarantine.probation(store, "board", limits)
+    assert found is not None
+    assert 0 < found.due_in_s(found.last_at) <= 240
+    assert found.due_in_s(found.last_at - timedelta(days=365)) == 0  # set back: nobody waits a year
+    assert found.due_in_s(found.last_at + timedelta(days=365)) == 0
+
+
+@pytest.mark.parametrize("before", [DeviceState.ENROLLED, DeviceState.SERVING])
+def test_a_probe_that_runs_brings_it_back_to_its_life(store, limits, before):
+    store.set_device_state("board", before, "its life")
+    quarantined(store, 2)
+    assert quarantine.try_now(store, limits, "board", FakeRunner())
+    assert store.get_device("board").state is before
+    quarantined(store, 0)  # and the next loss starts from the first pause
+    found = quarantine.probation(store, "board", limits)
+    assert found is not None and found.failed_probes == 0
+
+
+def test_a_run_is_refused_until_the_probe_is_due_and_starts_when_it_went_well(store, limits, monkeypatch):
+    gone = True
+    monkeypatch.setattr(
+        "tlp.measure.endpoint.open_runner", lambda device, settings, *, quarantined=False: FakeRunner(lost=lambda: gone)
+    )
+    monkeypatch.setattr("tlp.pipeline.open_runner", lambda device, settings: FakeRunner())
+    quarantined(store, 0)
+    with pytest.raises(UserError, match=r"is quarantined since .* the next probe is due in \d+ s") as caught:
+        pipeline.measure(store, limits, "board", samples=2)
+    assert caught.value.next_command == "tlp device resume board"
+    assert len(store.device_events("board")) == 3  # not probed before its time
+
+    due = limits.model_copy(update={"probe_first_s": 1e-6})
+    with pytest.raises(UserError, match="probe 1 failed"):
+        pipeline.measure(store, due, "board", samples=2)
+    gone = False
+    due = limits.model_copy(update={"probe_first_s": 1e-6})
+    assert pipeline.measure(store, due, "board", samples=2)["ok"] == 2
+    assert store.get_device("board").state is DeviceState.ENROLLED
+
+
+def measure(store: MeasurementStore, limits: Settings, device: str, runner: FakeRunner, **changes: Any) -> Any:
+    with runs.open_run(store, RunKind.MEASURE, device=device) as run:
+        return measure_device(
+            store,
+            device,
+            samples=10,
+            run_id=run.run_id,
+            sampler=RandomSampler(TARGET, 1),
+            runner=runner,
+            settings=limits.model_copy(update=changes),
+        )
+
+
+def test_a_run_waits_for_its_device_and_loses_nothing(store, limits):
+    """Lost at the 6th program and for two probes; the third runs; the rest of the programs follows."""
+    report = measure(store, limits, "board", FakeRunner(lost=lost_from(6, 8)), probe_first_s=0.05)
+    rows = store.measurements(device="board")
+    assert report.ok == 10 == rows.height == rows["program_id"].n_unique()
+    states = [event.state for event in store.device_events("board")]
+    assert states.count(QUARANTINED) == 4  # the loss, two probes that failed, one that ran
+    assert states[-1] is DeviceState.ENROLLED
+
+
+def test_a_run_gives_up_when_its_patience_is_over_and_other_devices_do_not_notice(store, limits):
+    with pytest.raises(DeviceLostError):
+        measure(store, limits, "board", FakeRunner(lost=lost_from(6, 999)), probe_first_s=0.05, probe_patience_s=0.2)
+    assert store.get_device("board").state is QUARANTINED
+    assert store.measurements(device="board").height == 5  # what was acknowledged is there
+    assert measure(store, limits, "other", FakeRunner()).ok == 10
+    assert [event.state for event in store.device_events("other")].count(QUARANTINED) == 0
+
+
+def test_all_failing_is_no_loss(store, limits):
+    with pytest.raises(AllFailedError):
+        measure(store, limits, "board", FakeRunner(fail_every=1), probe_first_s=0.01)
+    assert store.get_device("board").state is QUARANTINED
