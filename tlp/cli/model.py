@@ -127,11 +127,14 @@ def _family(store: Any, registry: Any, family: str | None) -> str:
 
 
 def _row(version: Any) -> dict[str, Any]:
+    from tlp.registry import pin_alias
+
     tags = version.tags
     return {
         "model": version.model,
         "version": str(version.version),
         "aliases": list(version.aliases),
+        "pins": [alias.removeprefix(pin_alias("")) for alias in version.aliases if alias.startswith(pin_alias(""))],
         "created_at": version.created_at,
         "top1": float(tags["top1"]) if "top1" in tags else None,
         "top5": float(tags["top5"]) if "top5" in tags else None,

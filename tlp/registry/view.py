@@ -7,7 +7,7 @@ reads; everything that changes a model goes through `tlp.registry`.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ import httpx
 from storage import MeasurementStore
 from tlp.registry._types import CHAMPION, MODEL_PREFIX, pin_alias
 from tlp.settings import Settings
+from tlp.training import kept
 
 _TIMEOUT_S = 1.5
 
@@ -45,6 +46,25 @@ def models(settings: Settings, store: MeasurementStore) -> tuple[list[dict[str, 
         return recorded(store), warning
     rows = [_row(name, model.aliases, model.versions) for name, model in sorted(found.items())]
     return rows, warning
+
+
+def concerns(settings: Settings, store: MeasurementStore, models: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a person should know about the models, one sentence each: no champion any more, a training not through.
+
+    Args:
+        models: what `models` gave.
+    """
+    moved = {event.model for event in store.model_events() if event.alias == CHAMPION}
+    found = [
+        f"{model['name']} has no champion any more: tuning and training use the last good version until one is "
+        "promoted: tlp model list"
+        for model in models
+        if model["versions"] is not None and model["champion_version"] is None and model["name"] in moved
+    ]
+    return found + [
+        f"trained model {name} is not through the registry yet, the next start goes on with it: tlp train --dry-run"
+        for name in kept.names(settings)
+    ]
 
 
 def _row(name: str, aliases: Mapping[str, str], versions: int | None) -> dict[str, Any]:

@@ -162,8 +162,8 @@ def status(data: Row) -> list[RenderableType]:
     if (drift := trust(data["devices"])) is not None:
         parts.append(drift)
     if data["models"]:
-        models = [(m["name"], m["champion_version"], m["versions"]) for m in data["models"]]
-        parts.append(make("models", ("name", "champion", "versions"), models))
+        models = [(m["name"], m["champion_version"], m["versions"], _plain(m.get("pins"))) for m in data["models"]]
+        parts.append(make("models", ("name", "champion", "versions", "pins"), models))
     if data["runs"]:
         runs = [
             (r["run_id"][:8], r["kind"], r["state"], r["device"], when(r["started_at"]), r["reason"])
@@ -368,6 +368,16 @@ def import_report(report: Row) -> list[RenderableType]:
         parts.append(f"skipped {place}: {item['reason']}")
     if skipped > len(shown):
         parts.append(f"… and {skipped - len(shown)} more skipped (--json lists {len(report['skipped'])})")
+    return parts
+
+
+def landing_report(report: Row) -> list[RenderableType]:
+    """The answer of `tlp import landing`."""
+    cells = [(key, report[key]) for key in ("files", "stored", "duplicates", "left")]
+    parts: list[RenderableType] = [facts("", [*cells, ("set aside", len(report["rejected"]))])]
+    parts += [f"set aside {item['file']}: {item['reason']}" for item in report["rejected"]]
+    if report["busy"]:
+        parts.append("another process is taking files in")
     return parts
 
 

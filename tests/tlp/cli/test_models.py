@@ -57,6 +57,10 @@ def test_a_life_of_a_model(tlp, device, registry):
     pinned = tlp("model", "promote", "2", "--device", "cpu", "--json").data
     assert pinned[0]["alias"] == "champion-cpu"
     assert tlp("status", "--json").data["devices"][0]["champion_version"] == "2"
+    assert [row["pins"] for row in tlp("model", "list", "--json").data] == [["cpu"], []]
+    for shown in (("model", "list"), ("model", "show", "2"), ("status",)):
+        assert "cpu" in tlp(*shown).out
+    assert "cpu=2" in tlp("status").out
 
     history = tlp("model", "history", "--json").data
     assert [set(row) for row in history] == [{"at", "model", "alias", "from", "to", "by", "reason"}] * 4
@@ -75,6 +79,15 @@ def test_versions_and_aliases_that_are_not_there(tlp, registry):
         assert answer.code == 2, command
         assert "try:   tlp" in answer.err
     assert tlp("model", "rollback", "--to", "1").code == 2  # it is there already
+
+
+def test_status_says_what_is_wrong_with_the_models(tlp, device, registry):
+    registry._client.delete_registered_model_alias(MODEL, "champion")
+    waiting = get_settings().pending_dir / "x86_64-abc"
+    waiting.mkdir(parents=True)
+    said = tlp("status", "--json").data["warnings"]
+    assert any(f"{MODEL} has no champion any more" in text for text in said)
+    assert any("trained model x86_64-abc is not through the registry yet" in text for text in said)
 
 
 def test_a_checkpoint_of_another_release_is_refused(tlp, device, registry, home, tmp_path):
