@@ -26,7 +26,7 @@ from prefect.settings import (
 )
 from prefect.states import Completed
 
-from tlp import runs, services
+from tlp import landing, runs, services
 from tlp.errors import BusyError, ServiceError
 from tlp.home import open_home
 from tlp.settings import Settings, get_settings
@@ -169,9 +169,10 @@ def _made_up_by() -> str | None:
 
 
 def begin() -> tuple[Settings, MeasurementStore]:
-    """What every flow starts with: settings, the store, and runs of dead processes closed."""
+    """What every flow starts with: settings, the store, batches that wait taken in, runs of dead processes closed."""
     settings = get_settings()
     store = open_home(settings)
+    landing.take_in(store, settings)  # before the runs they belong to are closed
     runs.reap(store)
     return settings, store
 

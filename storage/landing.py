@@ -293,7 +293,10 @@ def _encode(batch: MeasurementBatch) -> bytes:
     try:
         arrays = [pa.array(columns[field.name], field.type) for field in _ARROW_SCHEMA]
         schema = _ARROW_SCHEMA.with_metadata({_METADATA: canonical_json(value).encode()})
-        pq.write_table(pa.Table.from_arrays(arrays, schema=schema), buffer, compression="zstd", write_statistics=False)
+        table = pa.Table.from_arrays(arrays, schema=schema)
+        # Only the sketches' texts repeat, and nobody looks for rows in here: a third less work per file.
+        repeated = ["instructions_json"]
+        pq.write_table(table, buffer, compression="zstd", use_dictionary=repeated, write_statistics=False)
     except (pa.ArrowException, TypeError, OverflowError, ValueError) as exc:
         line = next(iter(str(exc).splitlines()), type(exc).__name__)
         raise InvalidInputError(f"a batch holds a value of the wrong type: {line}") from exc

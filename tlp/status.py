@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from storage import CanaryState, Device, DeviceCounts, DeviceState, MeasurementStore, Run, RunKind, RunState
-from tlp import _process, quality
+from tlp import _process, landing, quality
 from tlp.measure import canary
 from tlp.registry import model_name
 from tlp.registry import view as registry_view
@@ -123,6 +123,7 @@ def collect(settings: Settings, store: MeasurementStore) -> dict[str, Any]:
         row = device_row(device, counts[device.name], measuring, champion)
         rows.append(row | _trust(settings, store, device, champion))
     running = store.list_runs(state=RunState.RUNNING)
+    handed_in = landing.summary(settings)
     return {
         "at": datetime.now(UTC),
         "devices": rows,
@@ -130,11 +131,14 @@ def collect(settings: Settings, store: MeasurementStore) -> dict[str, Any]:
         "runs": [run_row(run) for run in store.list_runs(limit=_RECENT_RUNS)],
         "warnings": [
             *([registry_warning] if registry_warning else []),
+            *registry_view.concerns(settings, store, models),
             *warnings(devices, running, rows, services),
             *_drifting(rows),
+            *landing.warnings(settings, handed_in),
             *_schedules(settings, services, datetime.now(UTC)),
         ],
         "services": services.as_dict(),
+        "landing": handed_in,
     }
 
 

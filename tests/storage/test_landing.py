@@ -106,8 +106,8 @@ def test_bad_files_are_set_aside_with_their_reason_and_the_good_ones_stored(
     reasons = dict(report.rejected)
     assert (report.files, report.stored, report.left) == (3, 6, 0)
     for path, part in (
-        (cut, "another checksum"),
-        (flipped, "another checksum"),
+        (cut, "checksum in its name"),
+        (flipped, "checksum in its name"),
         (text, "no batch of this product"),
         (other, "no batch of this product"),
         (lost, "unknown run 'nowhere'"),
@@ -171,7 +171,7 @@ def test_a_store_that_others_hold_leaves_the_files_where_they_are(tmp_path: Path
         second = folder.hand_in(batch(scene, "b"))  # handing in does not care
     finally:
         holder.kill()
-        holder.wait()
+        holder.communicate()
     assert second in folder.pending()
     assert folder.ingest(scene.store) == LandingReport(2, 4, 0, (), 0)
 
@@ -213,7 +213,8 @@ def test_eight_processes_hand_in_a_thousand_batches_each_and_every_row_is_there_
     ingester = [
         sys.executable,
         "-c",
-        "import sys; from pathlib import Path; from storage import DuckDBStore; from storage.landing import LandingFolder\n"
+        "import sys; from pathlib import Path\n"
+        "from storage import DuckDBStore; from storage.landing import LandingFolder\n"
         "store, folder = DuckDBStore(sys.argv[1]), LandingFolder(Path(sys.argv[2]))\n"
         "while True: print(folder.ingest(store, wait_s=5).files, flush=True)",
         str(path),

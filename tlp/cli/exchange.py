@@ -21,6 +21,7 @@ def import_app() -> typer.Typer:
     )
     command(sub, "ansor", example="tlp import ansor ./records.json --device epyc --target x86-64-v3")(import_ansor)
     command(sub, "parquet", example="tlp import parquet ./backup")(import_parquet)
+    command(sub, "landing", example="tlp import landing")(import_landing)
     return sub
 
 
@@ -76,6 +77,16 @@ def import_parquet(
     _settings, store = open_all()
     report = exchange.import_folder(store, path)
     return Output(report, lambda: tables.import_report(report))
+
+
+def import_landing() -> Output:
+    """Take in the batches that wait in TLP_HOME/landing; every flow does so when it starts."""
+    from tlp import landing
+    from tlp.report import tables
+
+    settings, store = open_all()
+    report = landing.to_json(landing.take_in(store, settings))
+    return Output(report, lambda: tables.landing_report(report))
 
 
 def export_metaschedule(

@@ -6,6 +6,7 @@ import heapq
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from storage import (
     MeasurementStore,
     Workload,
 )
+from tlp import landing
 from tlp.errors import AllFailedError, DeviceLostError, InvalidInputError, NotFoundError, StoreError
 from tlp.measure import rows
 from tlp.measure._prefetch import Prefetch
@@ -82,7 +84,8 @@ def measure_device(
 
     Programs are spread over the workloads breadth first, the least measured first, so that any budget covers as many
     workloads as it can. Sampling runs ahead in a thread while the runner works. Results are committed
-    `settings.measure_batch` at a time, one transaction each; on Ctrl-C or an error what was measured is committed
+    `settings.measure_batch` at a time, one transaction each (with `settings.measure_landing` handed in through the
+    landing folder, so that measuring never waits for the store); on Ctrl-C or an error what was measured is committed
     before the exception goes on. The device is MEASURING meanwhile. Before each batch the canary is measured
     (`tlp.measure.canary`); what is measured while it is off is stored, flagged, and does not count.
 
@@ -107,8 +110,10 @@ def measure_device(
     workloads = _workloads(store, workload_ids)
     proposals = _propose(store, device, workloads, sampler, samples)
     watch = CanaryWatch(store, row, run_id, runner, settings)
-    session = _Session(store, device, run_id, samples, settings.measure_batch, on_progress, watch)
+    sink = landing.Sink(store, settings)
+    session = _Session(sink, device, run_id, samples, settings.measure_batch, on_progress, watch)
     with (
+        closing(sink),
         device_activity(store, device, DeviceState.MEASURING, f"run {run_id}"),
         Prefetch(_with_inputs(proposals, row.target, settings.check_every), settings.measure_batch) as candidates,
     ):
@@ -167,7 +172,7 @@ class _Session:
 
     def __init__(
         self,
-        store: MeasurementStore,
+        sink: landing.Sink,
         device: str,
         run_id: str,
         samples: int,
@@ -175,7 +180,7 @@ class _Session:
         on_progress: Progress | None,
         watch: CanaryWatch,
     ) -> None:
-        self._store = store
+        self._sink = sink
         self._device = device
         self._run_id = run_id
         self._samples = samples
@@ -267,7 +272,7 @@ class _Session:
         if not self._pending and not canaries:
             return
         try:
-            self._store.add_measurements(rows.batch(self._pending, canaries))
+            self._sink.put(rows.batch(self._pending, canaries))
         except BaseException:
             self._watch.give_back(canaries)
             raise

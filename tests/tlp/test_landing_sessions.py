@@ -1,0 +1,167 @@
+"""Measuring through the landing folder: the store is not touched between start and end, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from storage import DuckDBStore, Network, NetworkTask, RunKind
+from storage.testing import Scene, example_device
+from tests.tlp import small_fleet
+from tlp import landing, runs
+from tlp.measure import MeasureInput, MeasureOutcome, session
+from tlp.measure.fake import FakeRunner
+from tlp.measure.session import RandomSampler, measure_device
+from tlp.settings import Settings
+
+TARGET = {"kind": "llvm", "mcpu": "x86-64-v2", "num-cores": 1}
+
+
+@pytest.fixture
+def through_landing(settings: Settings) -> Settings:
+    settings.home.mkdir(parents=True)
+    return settings.model_copy(update={"measure_landing": True, "measure_batch": 4, "store_lock_timeout_s": 1.0})
+
+
+@pytest.fixture
+def store(through_landing: Settings) -> DuckDBStore:
+    made = DuckDBStore(through_landing.store_path, lock_timeout_s=30.0)
+    made.add_device(example_device("cpu0", target=TARGET), "test")
+    workload = small_fleet.workload("dense_16_64")
+    task = NetworkTask(workload.workload_id, workload.name, 1)
+    made.add_network(Network("net", True, "builtin:test", datetime.now(UTC), (task,)), [workload])
+    return made
+
+
+class Holding(FakeRunner):
+    """Before the n-th program another process takes the store and keeps it until the last one is measured."""
+
+    def __init__(self, settings: Settings, start: int, end: int) -> None:
+        super().__init__()
+        self._path, self._start, self._end = str(settings.store_path), start, end
+        self._holder: Any = None
+        self.files: list[int] = []
+        self._settings = settings
+
+    def measure(self, inputs: Iterable[MeasureInput]) -> Iterator[MeasureOutcome]:
+        for outcome in super().measure(inputs):
+            number = len(self.files) + 1
+            if number == self._start:
+                code = (
+                    "import duckdb, sys; c = duckdb.connect(sys.argv[1]); print('held', flush=True); sys.stdin.read()"
+                )
+                command = [sys.executable, "-c", code, self._path]
+                self._holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+                assert self._holder.stdout.readline() == "held\n"
+            self.files.append(len(list(self._settings.landing_dir.glob("*.parquet"))))
+            if number == self._end:
+                self._holder.communicate()
+            yield outcome
+
+
+def measure(store: DuckDBStore, settings: Settings, runner: FakeRunner, samples: int) -> Any:
+    with runs.open_run(store, RunKind.MEASURE, device="cpu0") as run:
+        return measure_device(
+            store,
+            "cpu0",
+            samples=samples,
+            run_id=run.run_id,
+            sampler=RandomSampler(TARGET, 1),
+            runner=runner,
+            settings=settings,
+        )
+
+
+def test_measuring_goes_on_while_another_process_has_the_store(
+    store: DuckDBStore, through_landing: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "COMMIT_EVERY_S", 1e9)  # batches of four, however slow the machine is
+    monkeypatch.setattr(landing, "TRY_EVERY_S", 0.0)  # it looks after every batch, and finds the store taken
+    runner = Holding(through_landing, 2, 12)
+    report = measure(store, through_landing, runner, 12)
+    assert (report.ok, report.reason) == (12, "done")
+    assert runner.files == [0] * 4 + [1] * 4 + [2] * 4, "batches wait in the folder while the store is held"
+    assert store.device_counts()["cpu0"].samples_ok == 12
+    assert landing.summary(through_landing) == {"pending": 0, "oldest_s": None, "rejected": 0}
+
+
+def test_a_measuring_process_takes_in_when_the_store_is_free(
+    store: DuckDBStore, through_landing: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "COMMIT_EVERY_S", 1e9)
+    monkeypatch.setattr(landing, "TRY_EVERY_S", 0.0)
+    seen: list[int] = []
+
+    class Watching(FakeRunner):
+        def measure(self, inputs: Iterable[MeasureInput]) -> Iterator[MeasureOutcome]:
+            for outcome in super().measure(inputs):
+                seen.append(store.watermark())
+                yield outcome
+
+    measure(store, through_landing, Watching(), 12)
+    assert seen == [0] * 4 + [4] * 4 + [8] * 4
+
+
+def test_what_was_measured_before_a_failure_is_in(store: DuckDBStore, through_landing: Settings) -> None:
+    class Failing(FakeRunner):
+        def measure(self, inputs: Iterable[MeasureInput]) -> Iterator[MeasureOutcome]:
+            for number, outcome in enumerate(super().measure(inputs)):
+                if self._programs > 6:
+                    raise RuntimeError(f"cable {number}")
+                yield outcome
+
+    with pytest.raises(RuntimeError, match="cable"):
+        measure(store, through_landing, Failing(), 12)
+    assert store.device_counts()["cpu0"].samples_ok == 6
+
+
+def test_the_next_start_takes_in_what_a_killed_process_left(
+    through_landing: Settings, store: DuckDBStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flows import _run
+
+    scene = Scene(store, "cpu0", 7)
+    batch = scene.batch([scene.ok("left", 0)], [0])
+    landing.Sink(store, through_landing).put(batch)
+    assert store.watermark() == 0
+    monkeypatch.setattr(_run, "get_settings", lambda: through_landing)
+    _run.begin()
+    assert store.samples()["measurement_id"].to_list() == ["left"]
+
+
+def test_what_waits_and_what_was_set_aside_is_said(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(home=tmp_path, measure_landing=True)
+    assert landing.warnings(settings, landing.summary(settings)) == []
+    store = DuckDBStore(settings.store_path)
+    scene = Scene(store, "cpu0")
+    landing.Sink(store, settings).put(scene.batch([scene.ok("a", 0)], [0]))
+    bad = settings.landing_dir / "bad.parquet"
+    bad.write_bytes(b"?")
+    found = landing.summary(settings)
+    assert found["pending"] == 2 and landing.warnings(settings, found) == []
+    old = time.time() - landing.LATE_S - 90
+    os.utime(bad, (old, old))
+    (text,) = landing.warnings(settings, landing.summary(settings))
+    assert "2 batches wait" in text and "for 12 minutes" in text and text.endswith("tlp import landing")
+    monkeypatch.setenv("TLP_HOME", str(tmp_path))
+    from tlp.cli import run
+    from tlp.settings import get_settings
+
+    get_settings.cache_clear()
+    try:
+        assert run(("import", "landing", "--json")) == 0
+        assert run(("import", "landing")) == 0
+    finally:
+        get_settings.cache_clear()
+    assert store.watermark() == 1
+    (text,) = landing.warnings(settings, landing.summary(settings))
+    assert text == (
+        f"1 landing files were set aside, the reason of each is beside it: ls {settings.landing_dir / 'rejected'}"
+    )

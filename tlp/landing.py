@@ -1,0 +1,115 @@
+"""The landing folder of this installation: who hands batches in, and when they are taken into the store."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+from storage import MeasurementBatch, MeasurementStore, open_store
+from tlp.errors import StoreError
+from tlp.report.progress import say
+from tlp.settings import Settings
+
+if TYPE_CHECKING:
+    from storage.landing import LandingFolder, LandingReport
+
+TRY_EVERY_S: Final = 60.0  # how often a measuring process looks whether the store is free
+TRY_FILES: Final = 100  # files it then takes in at most: it is there to measure
+LATE_S: Final = 600.0  # a file waiting longer than this is worth a word in `tlp status`
+
+
+def open_landing(settings: Settings) -> LandingFolder:
+    """The folder of this installation."""
+    from storage.landing import LandingFolder  # imports pyarrow
+
+    return LandingFolder(settings.landing_dir)
+
+
+def take_in(store: MeasurementStore, settings: Settings) -> LandingReport:
+    """Take everything that waits into the store; what every flow starts with. Raises StoreError."""
+    from storage.landing import LandingReport
+
+    if not settings.landing_dir.is_dir():  # nobody ever handed anything in
+        return LandingReport(0, 0, 0, (), 0)
+    report = open_landing(settings).ingest(store, wait_s=settings.store_lock_timeout_s)
+    for name, reason in report.rejected:
+        say(f"landing file {name} was set aside: {reason}")
+    return report
+
+
+def to_json(report: LandingReport) -> dict[str, Any]:
+    """What `tlp import landing --json` prints."""
+    value = asdict(report)
+    value["rejected"] = [{"file": name, "reason": reason} for name, reason in report.rejected]
+    return value
+
+
+class Sink:
+    """Where a measuring session puts its batches: the store, or with `settings.measure_landing` the landing folder.
+
+    With the folder, `put` never waits for the store: now and then it takes waiting files in, but only if the store is
+    free at that moment.
+    """
+
+    def __init__(self, store: MeasurementStore, settings: Settings) -> None:
+        self._store = store
+        self._settings = settings
+        self._folder = open_landing(settings) if settings.measure_landing else None
+        self._tried_at = time.monotonic()
+
+    def put(self, batch: MeasurementBatch) -> None:
+        """Make a batch durable. Raises StoreError, InvalidInputError."""
+        if self._folder is None:
+            self._store.add_measurements(batch)
+            return
+        self._folder.hand_in(batch)
+        if time.monotonic() - self._tried_at >= TRY_EVERY_S:
+            self._tried_at = time.monotonic()
+            self._try(self._folder)
+
+    def close(self) -> None:
+        """Measuring is over: take in what waits, now with patience. What cannot be taken in stays."""
+        if self._folder is not None:
+            try:
+                take_in(self._store, self._settings)
+            except StoreError as exc:
+                say(f"{len(self._folder.pending())} batches wait in {self._folder.path}: {exc.message}")
+
+    def _try(self, folder: LandingFolder) -> None:
+        if not self._settings.store_path.exists():
+            return
+        try:
+            folder.ingest(open_store(self._settings.store_path, lock_timeout_s=0.0), max_files=TRY_FILES)
+        except StoreError:  # somebody has the store: that is what the folder is for
+            return
+
+
+def summary(settings: Settings) -> dict[str, Any]:
+    """`landing` of `tlp status --json`: files waiting, age of the oldest in seconds, files set aside."""
+    if not settings.landing_dir.is_dir():
+        return {"pending": 0, "oldest_s": None, "rejected": 0}
+    ages = []
+    for path in settings.landing_dir.glob("*.parquet"):
+        try:
+            ages.append(time.time() - path.stat().st_mtime)
+        except OSError:  # taken in meanwhile
+            continue
+    rejected = len(list((settings.landing_dir / "rejected").glob("*.parquet")))
+    return {"pending": len(ages), "oldest_s": max(ages, default=None), "rejected": rejected}
+
+
+def warnings(settings: Settings, found: dict[str, Any]) -> list[str]:
+    """What a person should know of `summary`."""
+    texts = []
+    if found["oldest_s"] is not None and found["oldest_s"] > LATE_S:
+        texts.append(
+            f"{found['pending']} batches wait in {settings.landing_dir}, the oldest for {found['oldest_s'] / 60:.0f} "
+            "minutes: tlp import landing"
+        )
+    if found["rejected"]:
+        texts.append(
+            f"{found['rejected']} landing files were set aside, the reason of each is beside it: "
+            f"ls {settings.landing_dir / 'rejected'}"
+        )
+    return texts
