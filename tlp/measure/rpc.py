@@ -9,7 +9,7 @@ import platform
 import shutil
 import tempfile
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,6 +22,7 @@ import psutil
 from storage import MeasurementState
 from tlp.errors import DeviceError, DeviceLostError, InvalidInputError
 from tlp.measure import tracker as trackers
+from tlp.measure._health import Address, Health
 from tlp.measure._process import WorkerProcess
 from tlp.measure._slot import START_TIMEOUT_S, Slot, check_message, failure, success
 from tlp.measure._types import MeasureInput, MeasureOutcome, Runner
@@ -33,7 +34,6 @@ log = logging.getLogger(__name__)
 MAX_FAILED_STARTS = 3
 RECYCLE_AFTER = 500  # programs per process: bounds what TVM's caches leak
 MAX_ATTEMPTS = 3  # times a program may be on a board when the connection breaks
-BACKOFF_S = (0.5, 30.0)  # first and longest pause after a lost connection
 COUNT_EVERY_S = 15.0  # how often the tracker is asked for more boards
 ANSWER_S = 1.0  # for questions asked while programs run: they must not delay a time-out
 SESSION_SLACK_S = 30  # what a board's own limit is above ours: it is for hosts that died
@@ -53,10 +53,11 @@ class _Work:
 
 @dataclass
 class _Station(Slot):
-    """A builder or the process that talks to a board, and its program. `address`: of the board it has."""
+    """A builder or the process that talks to a board, and its program; which board it has, and whether it let us in."""
 
     work: _Work | None = None
-    address: tuple[str, int] | None = None
+    address: Address | None = None
+    connected: bool = False
     not_before: float = 0.0
 
 
@@ -137,9 +138,8 @@ class RpcRunner(Runner):
         self._built: deque[_Work] = deque()
         self._flying = 0
         self._failed_starts = 0
-        self._losses = 0  # in a row, all boards
-        self._streak: Counter[tuple[str, int]] = Counter()  # in a row, per board
-        self._contact = self._counted = -math.inf  # monotonic seconds: a board finished a program; boards were counted
+        self._health = Health()
+        self._counted = -math.inf  # monotonic time at which the tracker was asked for boards
         self._why_waiting = "no board is free"
         self._folder: Path | None = None
         self._in_use = self._closed = False
@@ -203,8 +203,7 @@ class RpcRunner(Runner):
         if self._in_use:
             raise InvalidInputError("the runner is measuring already; finish or drop that iterator first")
         self._in_use = True
-        self._contact = time.monotonic()
-        self._losses = 0
+        self._health.start()
         more = True
         try:
             while True:
@@ -336,14 +335,15 @@ class RpcRunner(Runner):
             case ("waiting", reason):
                 self._why_waiting = reason
             case ("assigned", host, port):
-                station.address = (host, port)
+                station.address, station.connected = (host, port), False
                 self._enter(station, "upload", self._upload_timeout_s)
+            case ("connected",):
+                station.connected = True
             case ("facts", facts):
                 self.facts = facts
             case ("uploaded", _upload_s):
                 self._enter(station, "run", self._run_timeout_s)
             case ("lost", reason):
-                station.idle()
                 return self._lost(station, reason, spent)
             case ("checking", run_secs, run_s):
                 station.outcome = success(work.job, run_secs, work.build_s, run_s)
@@ -368,7 +368,7 @@ class RpcRunner(Runner):
         """The outcome of a program that a board is through with, one way or the other."""
         assert station.work is not None
         job, build_s = station.work.job, station.work.build_s
-        self._answered(station)
+        self._health.answered(station.address)
         match message:
             case ("ok", run_secs, run_s):
                 return success(job, run_secs, build_s, run_s)
@@ -384,13 +384,6 @@ class RpcRunner(Runner):
                 return failure(job, MeasurementState.RUN_ERROR, reason, build_s, spent)
             case _:
                 raise DeviceError(f"a worker said {message!r}, which is not in the protocol")
-
-    def _answered(self, station: _Station) -> None:
-        """The board is well."""
-        self._contact = time.monotonic()
-        self._losses = 0
-        if station.address is not None:
-            self._streak[station.address] = 0
 
     def _died(self, station: _Station, spent: float) -> MeasureOutcome | None:
         assert station.worker is not None and station.work is not None
@@ -410,7 +403,7 @@ class RpcRunner(Runner):
         assert station.work is not None
         step, spent, work = station.phase, time.monotonic() - station.since, station.work
         if step == "queue":
-            left = self._contact + self._queue_timeout_s - time.monotonic()
+            left = self._health.contact + self._queue_timeout_s - time.monotonic()
             if left > 0:  # boards answer, others are before us
                 station.deadline = time.monotonic() + left
                 return None
@@ -429,7 +422,7 @@ class RpcRunner(Runner):
             return self._lost(station, f"connecting and uploading took longer than {self._upload_timeout_s:g} s", spent)
         if station.address is not None and not trackers.answers(*station.address, ANSWER_S):
             return self._lost(station, f"{station.address[0]}:{station.address[1]} does not answer any more", spent)
-        self._answered(station)
+        self._health.answered(station.address)
         if step == "check" and station.outcome is not None:
             log.warning("the results of program %s were not checked: it took over %.0f s", work.job.key, spent)
             return station.outcome
@@ -440,19 +433,16 @@ class RpcRunner(Runner):
         """The connection broke: the program is tried again, behind the others; its outcome if it had its chances."""
         assert station.work is not None
         work, step = station.work, station.phase
-        self._losses += 1
-        where = station.address
-        if where is not None:
-            self._streak[where] += 1
-        pause_s = min(BACKOFF_S[0] * 2 ** min(self._losses - 1, 16), BACKOFF_S[1])
+        was_well = self._health.lost(station.address)
+        losses, pause_s = self._health.losses, self._health.pause_s
         station.not_before = time.monotonic() + pause_s
         station.outcome = None
-        log.warning(
-            "connection lost (%d in a row, step %s): %s; next try in %.1f s", self._losses, step, reason, pause_s
-        )
-        if self._losses >= self._max_losses:
-            raise self._gave_up(f"the connection was lost {self._losses} times in a row; the last time: {reason}")
-        work.healthy.append(where is not None and self._streak[where] == 1)
+        station.idle()
+        log.warning("connection lost (%d in a row, step %s): %s; next try in %.1f s", losses, step, reason, pause_s)
+        if losses >= self._max_losses:
+            raise self._gave_up(f"the connection was lost {losses} times in a row; the last time: {reason}")
+        if station.connected:  # else the program never was on a board
+            work.healthy.append(was_well)
         if work.healthy.count(True) >= 2:
             why = f"the connection broke twice while it ran, on boards that were well before: {reason}"
             return failure(work.job, MeasurementState.RUN_ERROR, why, work.build_s, spent)

@@ -16,6 +16,7 @@ Usage: `python -P -m tlp.measure.rpc_worker build|board FD PARENT_PID CORES`, th
 
     ("waiting", reason)                 the tracker does not answer; tried again
     ("assigned", host, port)            a board is ours; connecting and uploading starts
+    ("connected",)                      the board let us in
     ("facts", facts)                    once: what our own board server says about its board
     ("uploaded", upload_s)              the library is loaded there, running starts
     ("lost", reason)                    the connection broke, whoever broke it
@@ -195,6 +196,7 @@ class _Session:
         except Exception as exc:  # noqa: BLE001 - TVM raises what it likes here
             raise LostError(f"{host}:{port} does not let us in: {worker.one_line(exc)}") from None
         try:
+            self._connection.send(("connected",))
             self._tell_facts(remote)
             device = remote.cpu(0) if kind in ("llvm", "c") else remote.device(kind, 0)
             module = self._load(remote, library, name)

@@ -77,16 +77,17 @@ class Fleet:
         if self._tracker is not None:
             _kill(self._tracker)
 
-    def start_board(self, key: str = "board", *, stock: bool = False) -> subprocess.Popen[bytes]:
-        """Start a board server (ours, or TVM's own) and wait until the tracker has one more of that key."""
-        before = self._queue(key).total
+    def start_board(self, key: str = "board", *, stock: bool = False, wait: bool = True) -> subprocess.Popen[bytes]:
+        """Start a board server (ours, or TVM's own); `wait` until the tracker has one more of that key."""
+        before = self._queue(key).total if wait else 0
         if stock:
             command = ["-m", "tvm.exec.rpc_server", "--host", self.host, "--port", str(free_port())]
         else:
             command = [str(BOARD)]
         process = _start([*self._prefix, sys.executable, *command, "--tracker", self.tracker, "--key", key])
         self._boards.append(process)
-        _until(lambda: self._queue(key).total > before)
+        if wait:
+            _until(lambda: self._queue(key).total > before)
         return process
 
     def kill_board(self, process: subprocess.Popen[bytes]) -> None:

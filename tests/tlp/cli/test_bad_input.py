@@ -63,8 +63,14 @@ def test_a_second_device_of_the_same_name(tlp, device):
     refused(tlp("device", "enroll", "cpu"), 2, "'cpu'", "already")
 
 
-def test_remote_devices_are_refused_honestly(tlp):
-    refused(tlp("device", "enroll", "pi", "--tracker", "host:9190", "--key", "pi"), 2, "not supported in this release")
+def test_remote_devices(tlp):
+    remote = ("device", "enroll", "pi", "--tracker", "127.0.0.1:1")
+    refused(tlp(*remote), 2, "go together")
+    refused(tlp("device", "enroll", "pi", "--cc", "g++"), 2, "--cc needs both")
+    refused(tlp(*remote, "--key", "pi"), 2, "needs its target")
+    refused(tlp(*remote, "--key", "pi", "--target", "cortex-a72"), 2, "num-cores")
+    target = '{"kind": "llvm", "mcpu": "cortex-a72", "num-cores": 4}'
+    refused(tlp(*remote, "--key", "pi", "--target", target), 3, "step 1 of 7, tracker reachable", "127.0.0.1:1")
 
 
 def test_network_sources(tlp):
@@ -89,6 +95,11 @@ def test_measuring_without_a_network(tlp, device):
 
 def test_a_sampler_nobody_knows(tlp, device):
     refused(tlp("measure", "cpu", "--samples", "3", "--sampler", "bogus"), 2, "bogus")
+
+
+@pytest.mark.parametrize("number", ["many", "0", "-3"])
+def test_a_quota_that_is_no_number(tlp, device, number):
+    refused(tlp("bootstrap", "cpu", "--min-samples", number), 2, number)
 
 
 @pytest.mark.parametrize("command", ["train", "train --dry-run"])
