@@ -136,7 +136,7 @@ class Comparison:
 
 def usable(rounds: Sequence[RoundQuality]) -> list[RoundQuality]:
     """Those that say something of the model: not flagged, with a pair that is no tie."""
-    return [row for row in rounds if not row.canary_off and sum(row.pairs)]
+    return [row for row in rounds if not row.canary_off and sum(row.pairs) > 0]
 
 
 def compare(rounds: Sequence[RoundQuality], settings: Settings) -> Comparison | None:

@@ -16,7 +16,7 @@ import logging
 import math
 import statistics
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -246,7 +246,7 @@ class CanaryWatch:
         )
 
 
-def _as_generator(runner: Runner, job: MeasureInput) -> Iterator[MeasureOutcome]:
+def _as_generator(runner: Runner, job: MeasureInput) -> Generator[MeasureOutcome, None, None]:
     yield from runner.measure([job])
 
 
