@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from storage import Device, MeasurementStore, RunKind
 from tlp import quarantine, runs
 from tlp.counts import validate_count
-from tlp.errors import AllFailedError, InvalidInputError, TlpError, UserError
+from tlp.errors import AllFailedError, TlpError, UserError
 from tlp.measure.choose import DEFAULT_SAMPLER, SAMPLERS
 from tlp.measure.endpoint import open_runner, require_measurable
 from tlp.report.progress import say, track

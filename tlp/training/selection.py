@@ -123,13 +123,15 @@ def choose(
     """
     n = len(points)
     count = min(count, n)
+    if count <= 0:
+        return np.empty(0, dtype=np.int64)
     worth = np.zeros(n)
     for values, weight in ((scores, weights.promise), (uncertainty, weights.uncertainty)):
         if values is not None and weight:
             worth += weight * _standard_scores(values)
     if weights.density:
         worth -= weights.density * _standard_scores(_crowding(points, rng))
-    factor = np.exp(worth - worth.max(initial=-np.inf)) if n else worth
+    factor = np.exp(worth - worth.max())
     free = np.ones(n, dtype=bool)
     if known is not None and len(known):
         distance = _nearest(points, known)
