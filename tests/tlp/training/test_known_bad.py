@@ -142,3 +142,19 @@ def test_a_head_that_was_not_trained_counts(fleet: Fleet, tmp_path: Path) -> Non
     assert {(c.device, c.k) for c in bad} == {(OTHER, 1)} and "loses more than 0.005" in bad[0].verdict
     page = fleet.registry.versions[-1].page
     assert "stopped by the gate" in page and "loses more than 0.005" in page and "started from: version 1" in page
+
+
+def test_a_lost_champion_is_stood_in_for(fleet: Fleet, tmp_path: Path) -> None:
+    """Its files are gone: the training starts from the last good version, is judged against it, and says so."""
+    registry = FakeRegistry(tmp_path / "registry")
+    folder = fleet.registry.versions[0].checkpoint_dir
+    for _ in range(2):
+        registry.promote("x86_64", registry.register(folder, family="x86_64"), reason="for a test")
+    (registry.versions[1].checkpoint_dir / "weights.safetensors").unlink()
+    lost = dataclasses.replace(fleet, registry=registry)
+    result = lost.retrain(Spoiling(head=OTHER, how="none"))
+    assert result.version == 3 and registry.versions[2].tags["parent_version"] == "1"
+    assert registry.versions[2].tags["champion_at_gate"] == "1"
+    (said,) = result.to_json()["warnings"]
+    assert "version 1, the last good one" in said and said in registry.versions[2].page
+    assert result.promoted and registry.champion == {"x86_64": 3}  # and the family has a champion again
