@@ -75,7 +75,7 @@ def choose_tasks(
     heads = set(champion.heads) if champion else set()
     family = [d for d in store.list_devices() if d.family == device.family and d.name != device.name]
     able = [d for d in family if counts[d.name] and (d.name in heads or counts[d.name] >= d.min_samples)]
-    found = correlations(store, device.name, [d.name for d in able]) if len(able) > 1 else {}
+    found = correlations(store, device.name, [d.name for d in able])
 
     def nearness(d: Device) -> tuple[Any, ...]:
         return similarity(device.target, d.target, found.get(d.name)), counts[d.name], d.name
