@@ -185,7 +185,7 @@ class ArraySearch(Search):
                 examples[known.sketch.sketch_id].append(known.decisions)
                 self._good.setdefault(known.sketch.sketch_id, []).append(known.decisions)
         self._pools = {
-            sketch_id: _Pool(Arrays(sketches[sketch_id], np.array(rows, np.int64).reshape(len(rows), -1)))
+            sketch_id: _Pool(Arrays(sketches[sketch_id], _matrix(rows, sketches[sketch_id].decision_width)))
             for sketch_id, rows in sorted(examples.items())
         }
 
@@ -195,7 +195,7 @@ class ArraySearch(Search):
         for (sketch_id, pool), share in zip(self._pools.items(), shares, strict=True):
             survivors = pool.rows[: int(share * _SURVIVORS)]
             pool.clear()  # the model may be another one now
-            good = np.array(self._good.get(sketch_id, ()), np.int64).reshape(-1, pool.arrays.width)
+            good = _matrix(self._good.get(sketch_id, ()), pool.arrays.width)
             bred = (
                 pool.arrays.mutate(good[self._rng.integers(len(good), size=share // 4)], self._rng)
                 if len(good)
@@ -316,3 +316,8 @@ class ArraySearch(Search):
         finally:
             spent = time.perf_counter() - started
             self.profile.seconds[what] = self.profile.seconds.get(what, 0.0) + spent
+
+
+def _matrix(rows: Sequence[Sequence[int]], width: int) -> IntArray:
+    """`(N, D)`, also for no rows and for no decisions."""
+    return np.array(rows, np.int64).reshape(len(rows), width)
