@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tlp.registry import Registry
 
 __all__ = [
+    "DEFAULT_SAMPLER",
     "MODELS_WITHOUT_REGISTRY",
     "SAMPLERS",
     "add_builtin_once",
