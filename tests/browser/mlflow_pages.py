@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -101,7 +102,8 @@ def move_alias(page: Page, alias: str, version: int) -> None:
     dialog = open_alias_dialog(page, version)
     type_alias(page, dialog, alias)
     save(dialog)
-    version_row(page, version).get_by_text(alias, exact=False).first.wait_for()
+    page.reload()  # the table does not follow by itself
+    version_row(page, version).filter(has_text=re.compile(rf"@\s*{alias}\b")).wait_for()
 
 
 def main() -> None:

@@ -1,0 +1,74 @@
+"""The pictures of docs/operations.md: MLflow's real pages with two versions that were really trained.
+
+python -m tests.browser.screenshots FOLDER        # e.g. docs/images; about a minute
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from storage import MemoryStore
+from tests.browser import mlflow_pages
+from tests.tlp.training.test_retrain import HELD, OPTIONS, Small
+from tlp import _child
+from tlp.registry import Registry
+from tlp.services import _commands, _processes
+from tlp.settings import Settings
+from tlp.training.retrain import run_retrain
+from tlp.training.synthetic import fill_store
+
+MODEL = "mtl-tlp-x86_64"
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as home:
+        settings = Settings(
+            home=Path(home), train_epochs=10, train_batch_groups=2, train_learning_rate=4e-3, torch_threads=1
+        )
+        store = MemoryStore()
+        fill_store(store, holdout=HELD, **OPTIONS)
+        registry = Registry(settings, store)
+        for _ in range(2):
+            result = run_retrain(store, settings, registry, device="x86-64-v3", force=True, strategy=Small())
+            print(result.version, result.promoted, result.reason)
+        port = _processes.free_port()
+        command, env = _commands.mlflow_server(settings, port)
+        url = f"http://127.0.0.1:{port}"
+        service = _processes.start(
+            "mlflow",
+            _child.command(os.getpid(), command),
+            env,
+            log=settings.logs_dir / "mlflow.log",
+            cwd=settings.home,
+            url=url,
+            host="127.0.0.1",
+            port=port,
+        )
+        try:
+            _processes.wait_until(service, lambda: _processes.answers(f"{url}/health"))
+            take(url, folder)
+        finally:
+            _processes.stop(service)
+
+
+def take(url: str, folder: Path) -> None:
+    with mlflow_pages.open_page(1280, 900) as page:
+        mlflow_pages.open_model(page, url, MODEL)
+        mlflow_pages.version_row(page, 2).scroll_into_view_if_needed()
+        page.screenshot(path=folder / "mlflow-versions.png")
+        dialog = mlflow_pages.open_alias_dialog(page, 1)
+        mlflow_pages.type_alias(page, dialog, "champion")
+        dialog.get_by_text("is also being used").wait_for()
+        page.screenshot(path=folder / "mlflow-alias.png")
+        page.goto(f"{url}/#/models/{MODEL}/versions/2")
+        page.get_by_text("watermark").first.wait_for()
+        page.screenshot(path=folder / "mlflow-version.png")
+
+
+if __name__ == "__main__":
+    main()
