@@ -173,7 +173,8 @@ def choose_best(scores: FloatArray, count: int, random_share: float, rng: np.ran
 def _standard_scores(values: FloatArray) -> npt.NDArray[np.float64]:
     values = np.asarray(values, dtype=np.float64)
     spread = values.std() if len(values) else 0.0
-    return (values - values.mean()) / spread if spread > _TINY else np.zeros_like(values)
+    out: npt.NDArray[np.float64] = (values - values.mean()) / spread if spread > _TINY else np.zeros_like(values)
+    return out
 
 
 def _nearest(points: FloatArray, known: FloatArray, chunk: int = 64) -> npt.NDArray[np.float64]:
