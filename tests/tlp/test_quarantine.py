@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import resource
+import signal
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tlp.measure
 from storage import DeviceState, MeasurementStore, Network, NetworkTask, RunKind, open_store
 from storage.testing import example_device
 from tlp import pipeline, quarantine, runs
-from tlp.errors import AllFailedError, DeviceLostError, UserError
+from tlp.errors import AllFailedError, DeviceLostError, StoreError, UserError
 from tlp.measure.fake import FakeRunner
 from tlp.measure.session import RandomSampler, measure_device
 from tlp.settings import Settings
@@ -155,3 +159,39 @@ def test_all_failing_is_no_loss(store, limits):
     with pytest.raises(AllFailedError):
         measure(store, limits, "board", FakeRunner(fail_every=1), probe_first_s=0.01)
     assert store.get_device("board").state is QUARANTINED
+
+
+def test_a_full_disk_is_named_and_nothing_acknowledged_is_lost(store, limits):
+    """A file-size limit stands for the full disk, as in tests/storage."""
+    assert measure(store, limits, "board", FakeRunner()).ok == 10
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        with (
+            pytest.raises(StoreError, match="no space left") as caught,
+            runs.open_run(store, RunKind.MEASURE, device="board") as run,
+        ):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+            measure_device(
+                store,
+                "board",
+                samples=10,
+                run_id=run.run_id,
+                sampler=RandomSampler(TARGET, 2),
+                runner=FakeRunner(),
+                settings=limits,
+            )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert str(caught.value.next_command).startswith("df ")
+    assert store.measurements(device="board").height == 10
+    assert measure(store, limits, "board", FakeRunner()).ok == 10
+    rows = store.measurements(device="board")
+    assert rows.height == 20 == rows["program_id"].n_unique()
+
+
+def test_durations_do_not_follow_the_wall_clock():
+    """A clock that jumps moves time stamps only: no limit and no duration is a difference of wall-clock times."""
+    for source in [*Path(tlp.measure.__file__).parent.glob("*.py"), Path(runs.__file__)]:
+        assert "time.time(" not in source.read_text(), source
