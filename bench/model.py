@@ -33,6 +33,7 @@ from tlp.training.evaluate import CheckpointScorer, Scorer, evaluate
 from tlp.training.holdout import choose_holdout
 from tlp.training.strategy import JointStrategy
 from tlp.training.trainer import TrainOptions
+from tlp.training.transfer import fill_from_relatives
 
 DEVICES = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
 SMALL_SHARE = 0.07
@@ -210,9 +211,12 @@ def part(dataset: Dataset, device: str, share: float, seed: int) -> Dataset:
     # a label is relative to the best program of its workload: the best of those that are left
     labels = labels[keep]
     groups = np.stack([starts, np.r_[starts[1:], len(workload)]], axis=1)
-    for first, stop in groups:
+    fastest = dataset.best_latency_s[used] if dataset.best_latency_s is not None else None
+    for number, (first, stop) in enumerate(groups):
         best = np.nanmax(labels[first:stop], axis=0, initial=0.0, where=~np.isnan(labels[first:stop]))
         labels[first:stop] /= np.where(best > 0, best, 1.0)
+        if fastest is not None:
+            fastest[number] /= np.where(best > 0, best, 1.0)
     return replace(
         dataset,
         labels=labels,
@@ -221,6 +225,7 @@ def part(dataset: Dataset, device: str, share: float, seed: int) -> Dataset:
         groups=groups,
         workload_ids=tuple(dataset.workload_ids[i] for i in used),
         validation=(),
+        best_latency_s=fastest,
     )
 
 
@@ -232,6 +237,9 @@ def small(store: MemoryStore, seeds: int, say: Callable[[str], None]) -> list[di
     cases = {
         "TLP, 7% of the device": lambda d, s: part(data(store, variant, marked, [d]), d, SMALL_SHARE, s),
         "MTL-TLP, 7% and two same-ISA devices": lambda d, s: part(whole, d, SMALL_SHARE, s),
+        "… labels filled in from the nearest of them": lambda d, s: fill_from_relatives(
+            part(whole, d, SMALL_SHARE, s), seed=s
+        ),
         "TLP, 100% of the device": lambda d, s: data(store, variant, marked, [d]),
     }
     results = []

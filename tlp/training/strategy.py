@@ -22,6 +22,7 @@ from tlp.model.network import MTLTLP
 from tlp.training.dataset import Dataset
 from tlp.training.subset import only, with_labels
 from tlp.training.trainer import EpochReport, OnEpoch, Teacher, TrainOptions, fit, set_threads
+from tlp.training.transfer import fill_from_relatives
 
 JOINT: Final = "joint"
 CALIBRATION = 4096  # programs that the profile's bins are made from
@@ -101,6 +102,8 @@ class LessonStrategy(Strategy):
         """See `Strategy.train`."""
         set_threads(options.threads)
         torch.manual_seed(options.seed)
+        if options.fill_few:
+            dataset = fill_from_relatives(dataset, seed=options.seed)
         if parent is None:
             network = new_network(dataset, config)
             lesson = Lesson(dataset, options, frozenset(dataset.device_names))

@@ -55,6 +55,8 @@ class TrainOptions:
         clip: largest norm of the gradient (paper: 0.5).
         falling_rate: warm up, then fall along a cosine; else constant.
         mix_workloads: rank all programs of a step against each other, as the paper's code does.
+        fill_few: give a device with few samples labels translated from its nearest relative's
+            (`tlp.training.transfer`).
     """
 
     epochs: int = 16
@@ -68,6 +70,7 @@ class TrainOptions:
     clip: float = 1.0
     falling_rate: bool = True
     mix_workloads: bool = False
+    fill_few: bool = False
 
     @staticmethod
     def paper() -> TrainOptions:
