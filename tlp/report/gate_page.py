@@ -34,8 +34,11 @@ def page(facts: Mapping[str, Any]) -> str:
     gate: Mapping[str, Any] = facts.get("gate") or {}
     blocks = [_headline(facts, gate)]
     blocks += [f"> {_flat(warning)}" for warning in facts.get("warnings", ())]
-    if gate.get("reasons"):
-        blocks.append("\n".join(f"- {_flat(reason)}" for reason in gate["reasons"]))
+    telling = [
+        _flat(reason) for reason in gate.get("reasons", ()) if not reason.endswith(": ok")
+    ]  # those are the table
+    if telling:
+        blocks.append("\n".join(f"- {reason}" for reason in telling))
     if gate.get("comparisons"):
         blocks.append(_comparisons(gate["comparisons"]))
     origin = _origin(facts)
@@ -49,7 +52,7 @@ def _headline(facts: Mapping[str, Any], gate: Mapping[str, Any]) -> str:
         return f"**{facts['model']}**: {_flat(facts.get('reason', ''))}"
     verdict = "passed the gate" if gate["passed"] else "stopped by the gate"
     if facts.get("version") is None:
-        return f"**{verdict}**"
+        return verdict  # MLflow's table of versions shows this line as it stands
     promoted = "promoted" if facts.get("promoted") else "not promoted"
     said = _flat(facts.get("reason", ""))
     # The reasons stand below; what else there is to say (a person decided otherwise meanwhile) stands here.
