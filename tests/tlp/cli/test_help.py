@@ -39,6 +39,7 @@ COMMANDS = (
     "model rollback",
     "model history",
     "import ansor",
+    "import landing",
     "import metaschedule",
     "import parquet",
     "export metaschedule",
