@@ -28,7 +28,8 @@ def checkpoint_dir(client: MlflowClient, settings: Settings, model: str, version
     """
     uri = str(retrying(lambda: client.get_model_version_download_uri(model, str(version))))
     local = _local_path(uri)
-    folder = (_downloaded(settings, uri, model, version) if local is None else local) / "artifacts" / CHECKPOINT
+    found = _downloaded(settings, uri, model, version) if local is None else _here(local, settings)
+    folder = found / "artifacts" / CHECKPOINT
     if not folder.is_dir():
         raise RegistryError(
             f"version {version} of {model} has no checkpoint at {folder}: its files were deleted, or lie on another "
@@ -43,6 +44,15 @@ def _local_path(uri: str) -> Path | None:
     if parts.scheme == "file":
         return Path(unquote(parts.path))
     return Path(uri) if not parts.scheme else None
+
+
+def _here(path: Path, settings: Settings) -> Path:
+    """Where a path of MLflow's rows lies now: they are absolute, and TLP_HOME may have been moved since."""
+    if path.exists():
+        return path
+    tail = "/".join(path.parts).rpartition(f"/{settings.mlflow_dir.name}/artifacts/")[2]
+    moved = settings.mlflow_dir / "artifacts" / tail
+    return moved if moved.exists() else path
 
 
 def _downloaded(settings: Settings, uri: str, model: str, version: int) -> Path:

@@ -100,6 +100,20 @@ class TestResolve:
             p.name: p.read_text() for p in checkpoint.iterdir()
         }
 
+    def test_files_are_found_after_the_home_was_moved(self, registry: Registry, checkpoint: Path) -> None:
+        registry.register(checkpoint, family="x86_64")
+        before = registry.resolve("x86_64", ref=1).checkpoint_dir
+        home = registry._settings.home
+        moved = home.with_name(f"{home.name}-moved")
+        home.rename(moved)
+        try:
+            again = Registry(registry._settings.model_copy(update={"home": moved, "mlflow_uri": None}), MemoryStore())
+            found = again.resolve("x86_64", ref=1).checkpoint_dir
+            assert found == moved / before.relative_to(home)
+            assert found.is_dir()
+        finally:
+            moved.rename(home)
+
     def test_pin_of_a_device_wins(self, registry: Registry, checkpoint: Path) -> None:
         add_versions(registry, checkpoint, 2)
         registry.promote(FAMILY, 2, reason="best")
