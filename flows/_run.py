@@ -164,7 +164,9 @@ def _made_up_by() -> str | None:
         if other.id == run.id or started is None or other.parameters != run.parameters:
             continue
         if other.state_name in ("Completed", "Running") and (started, other.id.hex) < (run.start_time, run.id.hex):
-            return f"due at {due:%Y-%m-%d %H:%M} UTC; run {other.name}, started at {started:%Y-%m-%d %H:%M}, did its work"
+            return (
+                f"due at {due:%Y-%m-%d %H:%M} UTC; run {other.name}, started at {started:%Y-%m-%d %H:%M}, did its work"
+            )
     return None
 
 
