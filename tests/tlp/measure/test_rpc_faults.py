@@ -14,18 +14,24 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
 
 import psutil
 import pytest
 
-from storage import MeasurementState
+from storage import DeviceState, MeasurementState, Network, NetworkTask, RunState, open_store
+from storage.testing import example_device
+from tlp import pipeline
 from tlp.errors import DeviceLostError
 from tlp.measure import MeasureInput, MeasureOutcome
 from tlp.measure.rpc import RpcRunner
 from tlp.measure.testing import Ending, tiny_program
 from tlp.measure.testing_rpc import Fleet
 from tlp.measure.tracker import MAGIC, Queue, TrackerClient
+from tlp.settings import Settings
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 OK = MeasurementState.OK
 
 
@@ -201,6 +207,46 @@ def test_several_boards_of_one_key_work_in_parallel(own):
         for outcome in runner.measure([*sleepers, *good(2)]):
             running.pop(outcome.key)
     assert max(at_once) == 2
+
+
+def test_a_device_that_stays_away_is_quarantined_and_comes_back_within_the_run(own, tmp_path):
+    """Same samples, same table, same flow as a local device; lost for longer than the run waits, back by itself."""
+    import tvm
+    from tvm import te, topi
+
+    from tlp.programs.workloads import workload_from_module
+
+    limits = {"queue_timeout_s": 3.0, "device_max_losses": 2, "probe_first_s": 0.5, "probe_longest_s": 2.0}
+    settings = Settings(home=tmp_path, canary=False, measure_batch=2, check_every=3, **limits)
+    store = open_store(settings.store_path)
+    target = {"kind": "llvm", "mcpu": "x86-64-v2", "num-cores": 1}
+    endpoint = {"kind": "rpc", "tracker": own.tracker, "key": "life", "cc": None}
+    store.add_device(replace(example_device("pi", target=target), endpoint=endpoint), reason="enrolled")
+    a, b = te.placeholder((16, 32), name="a"), te.placeholder((32, 32), name="b")
+    module = tvm.IRModule({"main": te.create_prim_func([a, b, topi.nn.dense(a, b)]).with_attr("global_symbol", "main")})
+    workload = workload_from_module("dense", module)
+    tasks = (NetworkTask(workload.workload_id, "dense", 1),)
+    store.add_network(Network("net", True, "builtin:test", datetime.now(UTC), tasks), [workload])
+    board = own.start_board("life")
+
+    def away_for_a_while() -> None:
+        def until(condition: Callable[[], bool]) -> None:
+            while not condition():
+                time.sleep(0.1)
+
+        until(lambda: store.device_counts()["pi"].samples_ok >= 2)
+        own.kill_board(board)
+        until(lambda: store.get_device("pi").state is DeviceState.QUARANTINED)
+        own.start_board("life", wait=False)
+
+    in_thread(away_for_a_while)()
+    report = pipeline.measure(store, settings, "pi", samples=8)
+    rows = store.measurements(device="pi")
+    assert report["ok"] == 8 == rows.filter(rows["state"] == "OK").height
+    assert rows["program_id"].n_unique() == rows.height
+    states = [event.state for event in store.device_events("pi")]
+    assert DeviceState.QUARANTINED in states and states[-1] is DeviceState.ENROLLED
+    assert store.list_runs(state=RunState.RUNNING) == []
 
 
 PARENT = """
