@@ -13,6 +13,7 @@ from tests.browser import mlflow_pages
 from tests.conftest import ServedRegistry
 from tests.tlp.search.conftest import TARGET, dense
 from tests.tlp.training.crashing import Untrained
+from tlp import pipeline
 from tlp.cli.model import _event
 from tlp.errors import InvalidInputError
 from tlp.measure import session
@@ -76,6 +77,8 @@ def test_a_roll_back_in_the_page_is_obeyed(
     strategy = Watched(tmp_path / "trainings")
 
     def retrain() -> str | None:
+        """The two stages of the flow `retrain`."""
+        pipeline.reconcile(store, served)
         result = run_retrain(store, served, registry, device=DEVICE, force=True, strategy=strategy)
         assert result.version is not None
         return strategy.parent
