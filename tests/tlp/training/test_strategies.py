@@ -94,7 +94,7 @@ def test_replay_reads_a_bounded_sample(grown: Dataset, parent: Checkpoint) -> No
 
 
 def test_distillation_keeps_what_fine_tuning_loses(grown: Dataset, parent: Checkpoint) -> None:
-    recipe = dataclasses.replace(RECIPES["distill"], epochs=1.0, learning_rate=1.0, distillation=1.0)
+    recipe = dataclasses.replace(RECIPES["distill"], epochs=2.0, learning_rate=1.0, distillation=3.0)
     kept = IncrementalStrategy("distill", recipe=recipe).train(grown, OPTIONS, parent=parent)
     lost = IncrementalStrategy("fine-tune", recipe=dataclasses.replace(recipe, distillation=0.0)).train(
         grown, OPTIONS, parent=parent
