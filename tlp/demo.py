@@ -40,8 +40,8 @@ class DemoPlan:
     settings: Mapping[str, Any] = field(
         default_factory=lambda: {
             "train_epochs": 12,
-            "tune_population": 64,
-            "tune_generations": 2,
+            "tune_population": 1024,
+            "tune_generations": 3,
             "run_timeout_s": 5.0,
             "canary": False,  # on a busy laptop samples would be flagged, and the demo has to come to its end
         }

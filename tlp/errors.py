@@ -73,7 +73,7 @@ class AllFailedError(DeviceError):
 
 
 class DeviceLostError(DeviceError):
-    """The device does not answer, or lost its connection too often; it is quarantined and probed again with back-off."""
+    """The device does not answer, or lost its connection too often; it is quarantined and probed with back-off."""
 
 
 class RegistryError(TlpError):

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_SAMPLER",
-    "DEFAULT_SAMPLER",
     "MODELS_WITHOUT_REGISTRY",
     "SAMPLERS",
     "add_builtin_once",

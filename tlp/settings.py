@@ -134,14 +134,16 @@ class Settings(BaseSettings):
     registry_patience_s: float = Field(
         300.0,
         ge=0,
-        description="How long a training waits for an MLflow that does not answer before its model is kept for the next "
-        "start, seconds.",
+        description="Longest wait of a training for an MLflow that does not answer, before its model is kept for the "
+        "next start, seconds.",
     )
 
     # -- tuning
     tune_trials: int = Field(640, ge=1, description="Programs measured in one tuning run, all tasks together.")
     tune_batch: int = Field(10, ge=1, description="Programs measured per tuning round (paper: 10).")
-    tune_population: int = Field(512, ge=8, description="Population of the evolutionary search.")
+    tune_population: int = Field(
+        2048, ge=8, description="Programs per generation of the evolutionary search; TVM's own takes a quarter of it."
+    )
     tune_generations: int = Field(4, ge=0, description="Generations of the evolutionary search per round.")
 
     @field_validator("home")

@@ -43,7 +43,7 @@ def test_small_settings_hold_for_the_body_and_give_way_to_a_persons(monkeypatch)
     with demo.small_settings(plan):
         assert (get_settings().train_epochs, get_settings().tune_population) == (7, 64)
         assert os.environ["TLP_TUNE_POPULATION"] == "64"  # child processes see it too
-    assert get_settings().tune_population == 512
+    assert get_settings().tune_population == 2048
     assert "TLP_TUNE_POPULATION" not in os.environ
 
 

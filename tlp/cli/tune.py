@@ -25,7 +25,7 @@ def tune(
     device: DeviceOption,
     trials: Annotated[int | None, typer.Option(min=1, help="Programs to measure, all tasks together.")] = None,
     model: Annotated[str, typer.Option(help="champion, a version number, xgb (TVM's), or random.")] = "champion",
-    search: Annotated[str, typer.Option(help="evolutionary (TVM's) or random.")] = "evolutionary",
+    search: Annotated[str, typer.Option(help="evolutionary, tvm (TVM's own), or random.")] = "evolutionary",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the last run, to the same total.")] = False,
 ) -> Output:
     """Tune a network for a device: evolutionary search with the promoted model, best programs measured.

@@ -217,7 +217,7 @@ def _on_threads(count: int, score: Scorer) -> Scorer:
     """`score` with `count` torch threads; the process keeps its own number for everything else."""
     import torch
 
-    def scored(items: Sequence[tuple[Sketch, tuple[int, ...]]]) -> NDArray[np.floating[Any]]:
+    def scored(items: Sequence[tuple[Sketch, Sequence[int]]]) -> NDArray[np.floating[Any]]:
         before = torch.get_num_threads()
         torch.set_num_threads(count)
         try:

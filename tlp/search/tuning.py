@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from storage import Device, DeviceState, MeasurementState, MeasurementStore, Network, Run, RunKind, RunState, Workload
+from storage import Device, DeviceState, MeasurementState, MeasurementStore, Network, Run, RunKind, RunState
 from tlp import runs
 from tlp.errors import AllFailedError, DeviceLostError, InvalidInputError, UserError
 from tlp.measure import Runner
 from tlp.measure.canary import CanaryWatch
 from tlp.measure.endpoint import require_measurable
-from tlp.search._base import Search
-from tlp.search._session import SearchFactory, TaskState, TuningSession
+from tlp.search._session import TaskState, TuningSession
+from tlp.search.factory import SEARCHES, search_factory
 from tlp.search.providers import CostModelProvider
 from tlp.search.report import TuningProgress, TuningReport
 from tlp.settings import Settings
-
-SEARCHES: Final = ("evolutionary", "random")
-ELITE: Final = 16  # best known programs an evolutionary search starts from
 
 _RESUMABLE: Final = (RunState.INTERRUPTED, RunState.CRASHED)
 
@@ -90,7 +86,7 @@ def tune(
             `find_resumable(...).params["model"]` names.
         runner: of the device; not closed.
         trials: the budget; None: `settings.tune_trials`, or the interrupted run's.
-        search: one of `SEARCHES`; a resumed run keeps its own.
+        search: one of `tlp.search.factory.SEARCHES`; a resumed run keeps its own.
         resume: go on with the last run, which was interrupted, until its budget is used; its parameters hold.
         on_progress: called after every program.
 
@@ -195,7 +191,7 @@ def _session(
         history=history,
         provider=model,
         runner=runner,
-        open_search=_search_factory(store, device, model, params),
+        open_search=search_factory(store, device, model, params),
         watch=watch,
         settings=settings,
         on_progress=on_progress,
@@ -214,37 +210,6 @@ def _tasks(store: MeasurementStore, network: Network, device: str) -> list[TaskS
             state.best_flagged = bool(row["canary_off"])
         tasks.append(state)
     return tasks
-
-
-def _search_factory(
-    store: MeasurementStore, device: Device, model: CostModelProvider, params: Mapping[str, Any]
-) -> SearchFactory:
-    def open_search(workload: Workload) -> Search:
-        from tlp.programs.space import DesignSpace  # imports tvm
-        from tlp.search.evolutionary import TVMEvolutionarySearch, known_programs
-        from tlp.search.random_search import RandomSearch
-
-        space = DesignSpace(workload, device.target)
-        measured = store.measured_program_ids(device.name, workload.workload_id)
-        # A search opened again, in this run or a resumed one, must not draw what it drew the first time.
-        seed = int(params["seed"]) + len(measured)
-        if params["search"] == "random":
-            return RandomSearch(space, measured=measured, seed=seed)
-        best = store.best_programs(device.name, [workload.workload_id], top=ELITE)
-        sketches = {sketch.sketch_id: sketch for sketch in store.get_sketches(workload_ids=[workload.workload_id])}
-        return TVMEvolutionarySearch(
-            space,
-            model.cost_model(space),
-            batch=int(params["batch"]),
-            population=int(params["population"]),
-            generations=int(params["generations"]),
-            measured=measured,
-            elite=known_programs(best.iter_rows(named=True), sketches),
-            seed=seed,
-            threads=len(os.sched_getaffinity(0)),
-        )
-
-    return open_search
 
 
 def _report(

@@ -1,0 +1,75 @@
+"""Which search a tuning run opens for a subgraph."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from storage import Device, MeasurementStore, Workload
+from tlp.search._base import Search
+from tlp.search.cost_model import ArrayScores
+from tlp.search.providers import CostModelProvider
+
+if TYPE_CHECKING:
+    from tlp.search._session import SearchFactory
+
+EVOLUTIONARY: Final = "evolutionary"
+TVM: Final = "tvm"
+RANDOM: Final = "random"
+SEARCHES: Final = (EVOLUTIONARY, TVM, RANDOM)
+ELITE: Final = 16  # best known programs an evolutionary search starts from
+_TVM_SHARE: Final = 4  # TVM's search pays some 20 ms for every candidate, so its population is that much smaller
+
+
+def search_factory(
+    store: MeasurementStore, device: Device, model: CostModelProvider, params: Mapping[str, Any]
+) -> SearchFactory:
+    """What opens a search for a workload.
+
+    Args:
+        store: what was measured on the device before is not proposed again; the best of it is where a search starts.
+        model: judges candidates. TVM's own models (`xgb`, `random`) can only be asked by TVM's own search, which then
+            stands in for the one over arrays.
+        params: `search` (one of `SEARCHES`), `seed`, `batch`, `population`, `generations`.
+    """
+
+    def open_search(workload: Workload) -> Search:
+        from tlp.programs.space import DesignSpace  # imports tvm
+        from tlp.search.array_search import ArraySearch
+        from tlp.search.evolutionary import TVMEvolutionarySearch, known_programs
+        from tlp.search.random_search import RandomSearch
+
+        space = DesignSpace(workload, device.target)
+        measured = store.measured_program_ids(device.name, workload.workload_id)
+        # A search opened again, in this run or a resumed one, must not draw what it drew the first time.
+        seed = int(params["seed"]) + len(measured)
+        if params["search"] == RANDOM:
+            return RandomSearch(space, measured=measured, seed=seed)
+        best = store.best_programs(device.name, [workload.workload_id], top=ELITE)
+        sketches = {sketch.sketch_id: sketch for sketch in store.get_sketches(workload_ids=[workload.workload_id])}
+        elite = known_programs(best.iter_rows(named=True), sketches)
+        population, generations = int(params["population"]), int(params["generations"])
+        if params["search"] == EVOLUTIONARY and model.scorer() is not None:
+            return ArraySearch(
+                space,
+                ArrayScores(model.scorer, model.degraded, seed=seed),
+                population=population,
+                generations=generations,
+                measured=measured,
+                elite=elite,
+                seed=seed,
+            )
+        return TVMEvolutionarySearch(
+            space,
+            model.cost_model(space),
+            batch=int(params["batch"]),
+            population=max(population // _TVM_SHARE, 8),
+            generations=generations,
+            measured=measured,
+            elite=elite,
+            seed=seed,
+            threads=len(os.sched_getaffinity(0)),
+        )
+
+    return open_search
