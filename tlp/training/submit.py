@@ -24,7 +24,7 @@ from tlp.report import gate_page, plots
 from tlp.settings import Settings
 from tlp.training import kept as keeping
 from tlp.training.champion import ModelRegistry, Usable, find_champion
-from tlp.training.decision import training_language
+from tlp.training.dataset import choose_language
 from tlp.training.evaluate import CheckpointScorer, EvaluationReport, evaluate
 from tlp.training.gate import CANDIDATE, CHAMPION, GateVerdict, judge
 from tlp.training.holdout import Holdout
@@ -151,8 +151,7 @@ def _submit(
     if gate.passed:
         promoted, reason = _promote(settings, registry, candidate, judged, version, reason)
     if promoted:
-        there = {row.name for row in store.list_devices()}
-        heads = [name for name in manifest.heads if name in there and _speaks(store, name, facts.language)]
+        heads = _speakers(store, manifest.heads, facts.language)
         mark_serving(store, heads, f"version {version} of {model_name(facts.key)} was promoted")
     reached("served")
     candidate.drop()
@@ -192,8 +191,7 @@ def _judge(
         if checkpoint is not None
     }
     heads = set(loaded.heads) | set(champion.loaded.heads if champion else ())
-    there = {row.name for row in store.list_devices()}
-    names = sorted(name for name in heads & there if _speaks(store, name, facts.language))
+    names = _speakers(store, heads, facts.language)
     workloads = frozenset(workload for tasks in facts.holdout.values() for workload in tasks)
     report = evaluate(
         store,
@@ -313,8 +311,11 @@ def _promote(
     return True, reasons
 
 
-def _speaks(store: MeasurementStore, device: str, language: str) -> bool:
-    return training_language(store, device) == language
+def _speakers(store: MeasurementStore, heads: Iterable[str], language: str) -> list[str]:
+    """Those heads whose devices are in the store and trained in that language."""
+    counts = store.sample_languages()
+    there = {row.name for row in store.list_devices()} & set(heads)
+    return sorted(name for name in there if choose_language(counts, [name]) == language)
 
 
 def mark_serving(store: MeasurementStore, devices: Iterable[str], reason: str) -> None:
