@@ -185,7 +185,8 @@ def _nearest(points: FloatArray, known: FloatArray, chunk: int = 64) -> npt.NDAr
         part = known[start : start + chunk].astype(np.float64)
         distances = squares[:, None] + (part**2).sum(axis=1) - 2.0 * (points @ part.T)
         best = np.minimum(best, distances.min(axis=1))
-    return np.sqrt(np.maximum(best, 0.0))
+    out: npt.NDArray[np.float64] = np.sqrt(np.maximum(best, 0.0))
+    return out
 
 
 def _crowding(
