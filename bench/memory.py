@@ -2,8 +2,9 @@
 
     python bench/memory.py [--builds 2000] [--json]
 
-Every build is a program of its own (another constant in it), so that nothing can be kept from the one before. Read as
-proportional set size (PSS, /proc/PID/smaps_rollup): pages shared by both are counted once.
+Every build is a program of its own (another constant in it), so that nothing can be kept from the one before. Resident
+set size from /proc/PID/smaps_rollup (the proportional one moves with whatever else maps the same libraries); beside it
+the anonymous part, which is what a leak would be in.
 """
 
 from __future__ import annotations
@@ -45,13 +46,14 @@ def _different(te: Any, a: Any, constant: float) -> Any:
     return te.compute(a.shape, lambda i, j: (a[i, j] + constant) * a[i, j], "C")
 
 
-def pss_bytes(pid: int) -> int:
-    """Proportional set size of a process; 0 if it is gone."""
+def resident(pid: int) -> tuple[int, int]:
+    """Resident and anonymous bytes of a process; zeros if it is gone."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
-        return 0
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+        return 0, 0
+    sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith(" kB")}
+    return sizes["Rss"], sizes["Anonymous"]
 
 
 def main() -> None:
@@ -60,32 +62,31 @@ def main() -> None:
     parser.add_argument("--builds", type=int, default=2000)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    own: list[int] = []
-    workers: list[int] = []
+    series: dict[str, list[int]] = {"own": [], "own_anonymous": [], "worker": [], "worker_anonymous": []}
     started = time.monotonic()
     with LocalRunner(repeat=1) as runner:
-        for outcome in runner.measure(programs(options.builds)):
+        for done, outcome in enumerate(runner.measure(programs(options.builds)), start=1):
             if outcome.error is not None:
                 raise SystemExit(f"program {outcome.key}: {outcome.state} {outcome.error}")
-            own.append(pss_bytes(os.getpid()))
-            workers.append(sum(pss_bytes(pid) for pid in runner.pids))
-            if len(own) % 200 == 0 and not options.json:
-                print(
-                    f"{len(own):5d} builds: {own[-1] / MIB:6.1f} MiB + worker {workers[-1] / MIB:6.1f} MiB", flush=True
-                )
+            of_workers = [resident(pid) for pid in runner.pids]
+            now = (*resident(os.getpid()), sum(r for r, _ in of_workers), sum(a for _, a in of_workers))
+            for values, value in zip(series.values(), now, strict=True):
+                values.append(value)
+            if done % 200 == 0 and not options.json:
+                figures = ", ".join(f"{name} {value / MIB:.1f}" for name, value in zip(series, now, strict=True))
+                print(f"{done:5d} builds, MiB: {figures}", flush=True)
 
-    def at(series: list[int], end: int) -> float:
-        return statistics.median(series[max(0, end - WINDOW) : end]) / MIB
+    def at(name: str, end: int) -> float:
+        return statistics.median(series[name][max(0, end - WINDOW) : end]) / MIB
 
-    total = [a + b for a, b in zip(own, workers, strict=True)]
+    first, last = (at("own", n) + at("worker", n) for n in (FIRST, options.builds))
     report = {
         "builds": options.builds,
         "recycle_after": RECYCLE_AFTER,
-        "own_mib": {str(n): at(own, n) for n in (FIRST, options.builds)},
-        "worker_mib": {str(n): at(workers, n) for n in (FIRST, options.builds)},
-        "worker_peak_mib": max(workers) / MIB,
-        "growth": at(total, options.builds) / at(total, FIRST) - 1.0,
-        "peak_growth": max(total[FIRST:]) / MIB / at(total, FIRST) - 1.0,
+        "mib": {name: {str(n): at(name, n) for n in (FIRST, options.builds)} for name in series},
+        "growth": last / first - 1.0,
+        "peak_growth": max(map(sum, zip(series["own"][FIRST:], series["worker"][FIRST:], strict=True))) / MIB / first
+        - 1,
         "seconds": time.monotonic() - started,
     }
     if options.json:

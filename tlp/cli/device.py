@@ -62,7 +62,7 @@ def enroll(
     if (tracker is None) != (key is None) or (cc is not None and tracker is None):
         raise UserError(
             "--tracker and --key go together, --cc needs both",
-            next_command=f"tlp device enroll {name} --tracker 192.168.1.5:9190 --key rpi4 --target raspberry-pi/4b-aarch64",
+            next_command=f"tlp device enroll {name} --tracker HOST:9190 --key rpi4 --target raspberry-pi/4b-aarch64",
         )
     settings, store = open_all()
     if tracker is not None and key is not None:

@@ -280,7 +280,7 @@ def test_a_killed_parent_leaves_no_process_and_a_free_board(own, number):
         parent.send_signal(number)
         _gone, alive = psutil.wait_procs(children, timeout=10)
         assert alive == []
-        assert parent.wait(timeout=10) != 0
+        assert parent.wait(timeout=60) != 0  # no promise about the interpreter of a loaded machine
     end = time.monotonic() + 60
     while queue(own, key).free != 1:  # the board is not left with a kernel nobody waits for
         assert time.monotonic() < end
