@@ -229,7 +229,7 @@ def part(dataset: Dataset, device: str, share: float, seed: int) -> Dataset:
     )
 
 
-def small(store: MemoryStore, seeds: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
+def small(store: MemoryStore, seeds: int, wanted: str, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """7% of a device's programs: alone, with the other devices; all of them alone. On the held-out networks."""
     variant = VARIANTS["shipped"]
     marked = [n.name for n in store.list_networks() if n.holdout]
@@ -244,6 +244,8 @@ def small(store: MemoryStore, seeds: int, say: Callable[[str], None]) -> list[di
     }
     results = []
     for what, make in cases.items():
+        if wanted not in what:
+            continue
         began = time.monotonic()
         found = {
             device: [
@@ -275,6 +277,7 @@ def main() -> None:
     parser.add_argument("--folds", type=int, default=4)
     parser.add_argument("--holdout", action="store_true")
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--rows", default="", help="with --small: only those whose name has this text")
     parser.add_argument("--out", type=Path, help="append each result to this file, one JSON object per line")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -286,7 +289,7 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     say(f"{'':55s} " + "  ".join(f"{d:>13s}" for d in DEVICES) + "  mean top-1 ± between seeds / top-5")
     if args.small:
-        results = small(store, args.seeds, say)
+        results = small(store, args.seeds, args.rows, say)
     else:
         for name in args.variants.split(","):
             found = run(store, name, 0 if args.holdout else args.folds, args.seeds, say)
