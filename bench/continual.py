@@ -232,6 +232,7 @@ CHOICES: dict[str, tuple[str, Recipe]] = {
     "fine-tune 5ep lr": ("fine-tune", Recipe(0.3, 1.0)),
     "fine-tune 4ep lr/2": ("fine-tune", Recipe(0.25, 0.5)),
     "replay 2048 5ep lr": ("replay", Recipe(0.3, 1.0, replay=2048)),
+    "distill 1 3ep lr": ("distill", Recipe(0.2, 1.0, distillation=1.0)),
     "distill 1 5ep lr": ("distill", Recipe(0.3, 1.0, distillation=1.0)),
     "distill 0.1 5ep lr": ("distill", Recipe(0.3, 1.0, distillation=0.1)),
     "distill 0.1 5ep lr/2": ("distill", Recipe(0.3, 0.5, distillation=0.1)),

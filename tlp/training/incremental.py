@@ -45,7 +45,7 @@ class Recipe:
 RECIPES: Mapping[str, Recipe] = {
     "fine-tune": Recipe(epochs=0.3, learning_rate=1.0),
     "replay": Recipe(epochs=0.3, learning_rate=1.0, replay=2048),
-    "distill": Recipe(epochs=0.3, learning_rate=1.0, distillation=1.0),
+    "distill": Recipe(epochs=0.2, learning_rate=1.0, distillation=1.0),
 }
 STRATEGIES: tuple[str, ...] = (JOINT, *RECIPES)
 
