@@ -67,7 +67,7 @@ def wait_for_samples(store: MeasurementStore, count: int, process: subprocess.Po
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_measuring_run_that_is_stopped_goes_on(store, start, number):
     process = start("measure", "cpu", "--samples", "4000")
     acknowledged = wait_for_samples(store, 4, process)
