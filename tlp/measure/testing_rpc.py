@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tlp import _child
 from tlp.errors import DeviceError
 from tlp.measure import board
 from tlp.measure.tracker import Queue, TrackerClient
@@ -100,6 +101,7 @@ class Fleet:
 
 
 def _start(command: list[str]) -> subprocess.Popen[bytes]:
+    command = _child.command(os.getpid(), command)  # also a test run that is killed leaves nothing
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 
 
