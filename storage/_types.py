@@ -234,7 +234,7 @@ class Measurement:
 
     Attributes:
         run_secs: every repeat, seconds; empty unless OK.
-        latency_s: median of `run_secs`; None unless OK.
+        latency_s: what the repeats come to, between the least and the greatest of them; None unless OK.
         error: reason in one sentence; None if OK.
         canary_off: it was measured while the device's canary was off: kept, but training leaves it out. None: unknown.
     """

@@ -78,7 +78,14 @@ class Settings(BaseSettings):
         0, ge=0, description="Processes that build for remote boards; 0: one per core, one core left free."
     )
     measure_number: int = Field(1, ge=1, description="Runs averaged within one repeat (1: cache flush between runs).")
-    measure_repeat: int = Field(3, ge=1, description="Repeats kept per program.")
+    measure_repeat: int = Field(3, ge=1, description="Repeats per program; all are stored.")
+    measure_warmup: int = Field(1, ge=1, description="Runs of a program before its first repeat.")
+    measure_extra_repeats: int = Field(
+        3, ge=0, description="Most repeats added for a program whose repeats disagree by more than the next setting."
+    )
+    measure_max_dispersion: float = Field(
+        0.05, ge=0, description="Relative dispersion of a program's repeats, outliers left out, that is good enough."
+    )
     measure_workers: int = Field(1, ge=1, description="Worker processes per local device.")
     measure_batch: int = Field(32, ge=1, description="Programs per batch; a batch is committed in one transaction.")
 
@@ -140,6 +147,12 @@ class Settings(BaseSettings):
 
     # -- tuning
     tune_trials: int = Field(640, ge=1, description="Programs measured in one tuning run, all tasks together.")
+    tune_remeasure: int = Field(
+        5, ge=0, description="Best programs of a tuning run that are measured again at its end; 0: none."
+    )
+    tune_remeasure_gap: float = Field(
+        0.10, gt=0, description="Part by which the two latencies of such a program may differ before it is flagged."
+    )
     tune_batch: int = Field(10, ge=1, description="Programs measured per tuning round (paper: 10).")
     tune_population: int = Field(
         2048, ge=8, description="Programs per generation of the evolutionary search; TVM's own takes a quarter of it."

@@ -19,6 +19,12 @@ class TestFakeRunner(RunnerContract):
     def make_runner(self) -> Runner:
         return FakeRunner(seed=1, fail_on={"bad"}, hang_on={"hanging"})
 
+    def make_strict_runner(self) -> Runner:
+        return FakeRunner(seed=1, extra_repeats=4, max_dispersion=0.0)
+
+    def jittering(self, key: str) -> MeasureInput:
+        return self.good(key)
+
     def good(self, key: str) -> MeasureInput:
         return MeasureInput(key, "{}", {"kind": "llvm"}, ())
 
@@ -32,6 +38,12 @@ class TestFakeRunner(RunnerContract):
 class TestLocalRunner(RunnerContract):
     def make_runner(self) -> Runner:
         return LocalRunner(run_timeout_s=2.0)
+
+    def make_strict_runner(self) -> Runner:
+        return LocalRunner(extra_repeats=4, max_dispersion=0.0)
+
+    def jittering(self, key: str) -> MeasureInput:
+        return tiny_program(Ending.JITTERS, key)
 
     def good(self, key: str) -> MeasureInput:
         return tiny_program(Ending.GOOD, key)
@@ -57,6 +69,16 @@ class TestRpcRunner(RunnerContract):
 
     def make_runner(self) -> Runner:
         return RpcRunner(tracker="127.0.0.1:1", key="board")
+
+    @pytest.fixture(autouse=True)
+    def _tracker(self, fleet: Fleet) -> None:
+        self.tracker = fleet.tracker
+
+    def make_strict_runner(self) -> Runner:
+        return RpcRunner(tracker=self.tracker, key="board", extra_repeats=4, max_dispersion=0.0)
+
+    def jittering(self, key: str) -> MeasureInput:
+        return tiny_program(Ending.JITTERS, key)
 
     def good(self, key: str) -> MeasureInput:
         return tiny_program(Ending.GOOD, key)

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from storage import MeasurementState
+from tlp.errors import InvalidInputError
 from tlp.measure._process import WorkerProcess
 from tlp.measure._types import MeasureInput, MeasureOutcome
+from tlp.measure.worker import Timing
 
 START_TIMEOUT_S = 120.0  # importing tvm takes 1-5 s; a loaded machine may need far longer
 
@@ -44,6 +46,16 @@ class Slot:
             self.worker.kill()
         self.worker = None
         self.idle()
+
+
+def checked_timing(timing: Timing) -> Timing:
+    """The same. Raises InvalidInputError for what cannot be."""
+    if min(timing.number, timing.repeat, timing.warmup) < 1 or min(timing.extra_repeats, timing.max_dispersion) < 0:
+        raise InvalidInputError(
+            f"number={timing.number}, repeat={timing.repeat} and warmup={timing.warmup} must be positive, "
+            f"extra_repeats={timing.extra_repeats} and max_dispersion={timing.max_dispersion} not negative"
+        )
+    return timing
 
 
 def failure(job: MeasureInput, state: MeasurementState, reason: str, build_s: float, run_s: float) -> MeasureOutcome:

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from storage import MeasurementState
+from tlp.measure.worker import latency_of
 
 ArgInfo = tuple[str, tuple[int, ...]]
 """dtype and shape of one argument, e.g. `("float32", (1, 3, 224, 224))`."""
@@ -72,6 +73,11 @@ class MeasureOutcome:
     error: str | None
     build_s: float
     run_s: float
+
+    @property
+    def latency_s(self) -> float | None:
+        """Median of the repeats that are no outliers (`tlp.measure.worker.kept`), seconds; None unless OK."""
+        return latency_of(self.run_secs) if self.run_secs else None
 
 
 class Runner(ABC):

@@ -23,9 +23,10 @@ from functools import lru_cache
 from importlib import metadata
 from typing import Any, Final
 
-from storage import Canary, CanaryState, Device, MeasurementState, MeasurementStore, canonical_json
+from storage import Canary, CanaryState, Device, MeasurementStore, canonical_json
 from tlp.errors import InvalidInputError
 from tlp.measure._types import MeasureInput, MeasureOutcome, Runner
+from tlp.measure.worker import dispersion
 from tlp.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,6 @@ REFERENCE_TRIES: Final = 3  # per run
 RECENT: Final = 100  # canaries `summary` looks at
 MEASURABLE_KINDS: Final = ("llvm", "c")
 _SIZE: Final = 256
-_MAD_TO_SIGMA: Final = 1.4826  # of a normal distribution
 
 
 def canary_input(target: Mapping[str, Any]) -> MeasureInput:
@@ -69,12 +69,6 @@ def _input(target_json: str) -> MeasureInput:
     schedule.vectorize(lanes)
     module_json = tvm.ir.save_json(schedule.mod)
     return MeasureInput(CANARY_KEY, module_json, json.loads(target_json), tuple(("float32", shape) for _ in range(3)))
-
-
-def robust_dispersion(values: Sequence[float]) -> float:
-    """Relative standard deviation, estimated from the median absolute deviation; 0 for one value."""
-    middle = statistics.median(values)
-    return _MAD_TO_SIGMA * statistics.median(abs(value - middle) for value in values) / middle
 
 
 def tolerance(settings: Settings, dispersion: float | None) -> float:
@@ -181,7 +175,7 @@ class CanaryWatch:
         if not seconds:
             reason = f"the canary does not run here: {outcomes[-1].state}: {outcomes[-1].error}"
             return self._row(CanaryState.FAILED, None, None, None, reason)
-        latency_s, spread = statistics.median(seconds), robust_dispersion(seconds)
+        latency_s, spread = statistics.median(seconds), dispersion(seconds)
         allowed = tolerance(self._settings, spread)
         numbers = f"{_ms(latency_s)}, dispersion {spread:.1%} of {len(seconds)} measurements"
         if spread > self._settings.canary_max_dispersion:
@@ -251,7 +245,7 @@ def _as_generator(runner: Runner, job: MeasureInput) -> Generator[MeasureOutcome
 
 
 def _latencies(outcomes: Sequence[MeasureOutcome]) -> list[float]:
-    return [statistics.median(outcome.run_secs) for outcome in outcomes if outcome.state is MeasurementState.OK]
+    return [outcome.latency_s for outcome in outcomes if outcome.latency_s is not None]
 
 
 def _facts(device: Device, settings: Settings) -> dict[str, Any]:
@@ -261,6 +255,7 @@ def _facts(device: Device, settings: Settings) -> dict[str, Any]:
         "target": dict(device.target),
         "number": settings.measure_number,
         "repeat": settings.measure_repeat,
+        "warmup": settings.measure_warmup,
     }
 
 

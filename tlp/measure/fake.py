@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Callable, Container, Iterable, Iterator
 
@@ -10,6 +11,7 @@ from storage import MeasurementState
 from tlp.errors import DeviceLostError, InvalidInputError
 from tlp.measure._types import MeasureInput, MeasureOutcome, Runner
 from tlp.measure.canary import CANARY_KEY
+from tlp.measure.worker import Timing, time_program
 
 
 class FakeRunner(Runner):
@@ -21,7 +23,8 @@ class FakeRunner(Runner):
         fail_on: keys whose outcome is a RUN_ERROR.
         hang_on: keys whose outcome is a TIMEOUT (nothing waits).
         latency: seconds of an input; default: between 10 µs and 10 ms, fixed by seed, key and target.
-        repeat: repeats per outcome; they spread by 1% around the latency.
+        repeat, extra_repeats, max_dispersion: see `LocalRunner`.
+        spread: width of the repeats around the latency, relative; the same for the same input, whatever it is.
         lost: asked before every program whether the device is gone now; then DeviceLostError is raised.
         slowdown: how many programs were measured before (canaries not counted) → factor on the latency, of canaries,
             too: a machine that drifts.
@@ -36,6 +39,9 @@ class FakeRunner(Runner):
         hang_on: Container[str] = frozenset(),
         latency: Callable[[MeasureInput], float] | None = None,
         repeat: int = 3,
+        extra_repeats: int = 0,
+        max_dispersion: float = 0.1,
+        spread: float = 0.01,
         slowdown: Callable[[int], float] | None = None,
         lost: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -44,7 +50,8 @@ class FakeRunner(Runner):
         self._fail_on = fail_on
         self._hang_on = hang_on
         self._latency = latency or self._hashed_latency
-        self._repeat = repeat
+        self._timing = Timing(repeat=repeat, extra_repeats=extra_repeats, max_dispersion=max_dispersion)
+        self._spread = spread
         self._lost = lost
         self._slowdown = slowdown or (lambda _programs: 1.0)
         self._programs = 0
@@ -81,8 +88,13 @@ class FakeRunner(Runner):
         if job.key in self._fail_on or (self._fail_every and number % self._fail_every == 0):
             return MeasureOutcome(job.key, MeasurementState.RUN_ERROR, (), "failed on purpose (fake)", 0.0, 0.0)
         latency_s = self._latency(job) * self._slowdown(self._programs)
-        spread = [1.0 + 0.01 * (self._unit(job, f"repeat {i}") - 0.5) for i in range(self._repeat)]
-        run_secs = tuple(latency_s * factor for factor in spread)
+        number = itertools.count()
+
+        def evaluate(repeat: int) -> list[float]:
+            units = [self._unit(job, f"repeat {next(number)}") for _ in range(repeat)]
+            return [latency_s * (1.0 + self._spread * (unit - 0.5)) for unit in units]
+
+        run_secs = tuple(time_program(lambda: None, evaluate, self._timing, 0.0, clock=lambda: 0.0))
         return MeasureOutcome(job.key, MeasurementState.OK, run_secs, None, 0.0, math.fsum(run_secs))
 
     def _hashed_latency(self, job: MeasureInput) -> float:

@@ -12,8 +12,9 @@ from typing import Self
 from storage import MeasurementState
 from tlp.errors import DeviceError, InvalidInputError
 from tlp.measure._process import LOCAL_WORKER, WorkerProcess
-from tlp.measure._slot import START_TIMEOUT_S, Slot, check_message, failure, success
+from tlp.measure._slot import START_TIMEOUT_S, Slot, check_message, checked_timing, failure, success
 from tlp.measure._types import MeasureInput, MeasureOutcome, Runner
+from tlp.measure.worker import Timing
 from tlp.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,11 @@ class LocalRunner(Runner):
         build_timeout_s: limit for one build, seconds.
         run_timeout_s: limit for running one program, repeats and argument set-up included, seconds.
         number: runs averaged within one repeat.
-        repeat: repeats kept.
+        repeat: repeats of every program.
+        warmup: runs before them; of a program slower than 0.2 s only one.
+        extra_repeats: most repeats added, `repeat` at a time, while those that are no outliers disagree by more than
+            `max_dispersion` (`tlp.measure.worker.dispersion`, relative).
+        max_dispersion: see there.
         cores: per worker the CPUs it stays on, e.g. `[[0], [1]]`; None: no pinning.
 
     Raises:
@@ -49,19 +54,21 @@ class LocalRunner(Runner):
         run_timeout_s: float = 10.0,
         number: int = 1,
         repeat: int = 3,
+        warmup: int = 1,
+        extra_repeats: int = 0,
+        max_dispersion: float = 0.1,
         cores: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        if min(workers, number, repeat) < 1 or min(build_timeout_s, run_timeout_s) <= 0:
+        if workers < 1 or min(build_timeout_s, run_timeout_s) <= 0:
             raise InvalidInputError(
-                f"workers={workers}, number={number}, repeat={repeat}, build_timeout_s={build_timeout_s} and "
-                f"run_timeout_s={run_timeout_s} must all be positive"
+                f"workers={workers}, build_timeout_s={build_timeout_s} and run_timeout_s={run_timeout_s} must all be "
+                "positive"
             )
         if cores is not None and len(cores) != workers:
             raise InvalidInputError(f"cores names the CPUs of {len(cores)} workers, there are {workers}")
         self._build_timeout_s = build_timeout_s
         self._run_timeout_s = run_timeout_s
-        self._number = number
-        self._repeat = repeat
+        self._timing = checked_timing(Timing(number, repeat, run_timeout_s, warmup, extra_repeats, max_dispersion))
         self._cores = cores
         self._slots = [Slot() for _ in range(workers)]
         self._failed_starts = 0
@@ -77,6 +84,9 @@ class LocalRunner(Runner):
             run_timeout_s=settings.run_timeout_s,
             number=settings.measure_number,
             repeat=settings.measure_repeat,
+            warmup=settings.measure_warmup,
+            extra_repeats=settings.measure_extra_repeats,
+            max_dispersion=settings.measure_max_dispersion,
         )
 
     @property
@@ -140,9 +150,7 @@ class LocalRunner(Runner):
             slot.stop()  # it died while idle: nobody's fault, a new one takes the job
         cores = self._cores[index] if self._cores is not None else None
         try:
-            slot.worker = WorkerProcess(
-                LOCAL_WORKER, (self._number, self._repeat, self._run_timeout_s), threads=threads, cores=cores
-            )
+            slot.worker = WorkerProcess(LOCAL_WORKER, tuple(self._timing), threads=threads, cores=cores)
         except OSError as exc:
             raise DeviceError(f"a worker process cannot be started: {exc}", next_command="tlp doctor") from exc
         slot.enter("start", START_TIMEOUT_S)

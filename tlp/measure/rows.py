@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import uuid
 from collections import Counter
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 def measurement(
     program_id: str, outcome: MeasureOutcome, *, device: str, run_id: str, canary_off: bool | None = None
 ) -> Measurement:
-    """The row of an outcome, measured now; its latency is the median of the repeats."""
+    """The row of an outcome, measured now; its latency is the median of the repeats that are no outliers."""
     return Measurement(
         measurement_id=uuid.uuid4().hex,
         program_id=program_id,
@@ -29,7 +28,7 @@ def measurement(
         at=datetime.now(UTC),
         state=outcome.state,
         run_secs=outcome.run_secs,
-        latency_s=statistics.median(outcome.run_secs) if outcome.run_secs else None,
+        latency_s=outcome.latency_s,
         error=outcome.error,
         canary_off=canary_off,
     )

@@ -24,9 +24,10 @@ from tlp.errors import DeviceError, DeviceLostError, InvalidInputError
 from tlp.measure import tracker as trackers
 from tlp.measure._health import Address, Health
 from tlp.measure._process import WorkerProcess
-from tlp.measure._slot import START_TIMEOUT_S, Slot, check_message, failure, success
+from tlp.measure._slot import START_TIMEOUT_S, Slot, check_message, checked_timing, failure, success
 from tlp.measure._types import MeasureInput, MeasureOutcome, Runner
 from tlp.measure.rpc_worker import BoardOptions
+from tlp.measure.worker import Timing
 from tlp.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -90,7 +91,7 @@ class RpcRunner(Runner):
         build_workers: processes that build.
         queue_timeout_s: longest time in which no board answers, seconds.
         build_timeout_s, upload_timeout_s, run_timeout_s: limits of the steps of one program, seconds.
-        number, repeat: see `LocalRunner`.
+        number, repeat, warmup, extra_repeats, max_dispersion: see `LocalRunner`.
         max_losses: connections lost in a row before the device is given up.
         on_step: told the program's key and the step it enters: build, queue, upload, run, check; then `checked` if its
             results were compared and are right.
@@ -115,15 +116,19 @@ class RpcRunner(Runner):
         run_timeout_s: float = 10.0,
         number: int = 1,
         repeat: int = 3,
+        warmup: int = 1,
+        extra_repeats: int = 0,
+        max_dispersion: float = 0.1,
         max_losses: int = 8,
         on_step: Callable[[str, str], None] | None = None,
     ) -> None:
         limits = (queue_timeout_s, build_timeout_s, upload_timeout_s, run_timeout_s)
-        if min(build_workers, number, repeat, max_losses) < 1 or min(limits) <= 0:
+        if min(build_workers, max_losses) < 1 or min(limits) <= 0:
             raise InvalidInputError(
-                f"build_workers={build_workers}, number={number}, repeat={repeat}, max_losses={max_losses} and the "
-                f"limits {limits} (seconds) must all be positive"
+                f"build_workers={build_workers}, max_losses={max_losses} and the limits {limits} (seconds) must all be "
+                "positive"
             )
+        timing = checked_timing(Timing(number, repeat, run_timeout_s, warmup, extra_repeats, max_dispersion))
         trackers.parse_address(tracker)
         self._tracker, self._key, self._cc = tracker, key, cc
         self._queue_timeout_s, self._build_timeout_s = queue_timeout_s, build_timeout_s
@@ -131,7 +136,7 @@ class RpcRunner(Runner):
         self._max_losses = max_losses
         self._on_step = on_step or (lambda _key, _step: None)
         session_s = math.ceil(upload_timeout_s + 2 * run_timeout_s) + SESSION_SLACK_S
-        self._options = BoardOptions(tracker, key, number, repeat, run_timeout_s, session_s)
+        self._options = BoardOptions(tracker, key, session_s, tuple(timing))
         self._builders = [_Station() for _ in range(build_workers)]
         self._boards: list[_Station] = []
         self._to_build: deque[_Work] = deque()
@@ -161,6 +166,9 @@ class RpcRunner(Runner):
             run_timeout_s=settings.run_timeout_s,
             number=settings.measure_number,
             repeat=settings.measure_repeat,
+            warmup=settings.measure_warmup,
+            extra_repeats=settings.measure_extra_repeats,
+            max_dispersion=settings.measure_max_dispersion,
             max_losses=settings.device_max_losses,
             on_step=on_step,
         )

@@ -49,14 +49,12 @@ RETRY_S = (0.5, 10.0)  # first and longest pause before a tracker that does not 
 
 
 class BoardOptions(NamedTuple):
-    """What the board process has to know; times in seconds."""
+    """What the board process has to know; `timing`: a `worker.Timing` as it crosses the pipe."""
 
     tracker: str
     key: str
-    number: int
-    repeat: int
-    run_timeout_s: float
     session_s: int
+    timing: tuple[Any, ...]
 
 
 class ProgramError(Exception):
@@ -79,7 +77,7 @@ def rpc_reason(exc: BaseException) -> str:
 def build_loop(connection: Connection) -> None:
     """Build what comes in until the other end closes."""
     folder, compiler, suffix = connection.recv()
-    engine = worker.Engine(1, 1, 1.0)
+    engine = worker.Engine(worker.Timing())
     connection.send(("ready",))
     while True:
         module_json, target, check = connection.recv()
@@ -238,19 +236,7 @@ class _Session:
         started: float,
     ) -> list[float]:
         arrays = [self._argument(remote, dtype, shape, device) for dtype, shape in args]
-        before = time.perf_counter()
-        module["main"](*arrays)
-        device.sync()
-        now = time.perf_counter()
-        limit_s = self._options.run_timeout_s
-        fits = worker.repeats_that_fit(
-            (now - before) * self._options.number, self._options.repeat, limit_s - (now - started)
-        )
-        if not fits:
-            raise worker.TooSlowError(f"one run took {now - before:.1f} s, the limit for all is {limit_s:g} s")
-        flush = {"f_preproc": worker.CACHE_FLUSH} if kind in ("llvm", "c") else {}
-        evaluator = module.time_evaluator("main", device, number=self._options.number, repeat=fits, **flush)
-        return [float(seconds) for seconds in evaluator(*arrays).results]
+        return worker.time_on(device, module, kind, arrays, worker.Timing(*self._options.timing), started)
 
     def _argument(self, remote: Any, dtype: str, shape: Sequence[int], device: Any) -> Any:
         if dtype.startswith(("int", "uint", "bool")):  # small values: programs that gather stay inside their tables

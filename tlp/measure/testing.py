@@ -28,6 +28,7 @@ class Ending(StrEnum):
 
     GOOD = "good"
     SLOW = "slow"  # 0.16 s per run
+    JITTERS = "jitters"  # some milliseconds, never the same
     SLEEPS = "sleeps"  # in native code, for minutes
     IS_WRONG = "is wrong"  # runs well and computes something else
     IS_NAN = "is NaN"
@@ -62,6 +63,8 @@ def _module(ending: Ending, dtype: str) -> str:
                 return a[i] + tirx.call_extern("uint32", "sleep", tirx.const(600, "uint32")).astype(dtype)
             case Ending.SLOW:
                 return a[i] + tirx.call_extern("int32", "usleep", tirx.const(10_000, "uint32")).astype(dtype)
+            case Ending.JITTERS:
+                return a[i] + tirx.call_extern("int32", "usleep", tirx.const(200, "uint32")).astype(dtype)
             case Ending.IS_WRONG:
                 return a[i] + tirx.const(1, dtype)
             case Ending.IS_NAN:
@@ -99,6 +102,14 @@ class RunnerContract(ABC):
     def hanging(self, key: str) -> MeasureInput:
         """A program that would run for ever."""
 
+    @abstractmethod
+    def make_strict_runner(self) -> Runner:
+        """A new runner with 3 repeats and up to 4 more until they agree to the last digit."""
+
+    @abstractmethod
+    def jittering(self, key: str) -> MeasureInput:
+        """A program that works and takes never the same time."""
+
     @pytest.fixture
     def runner(self) -> Iterator[Runner]:
         """A runner that is closed afterwards."""
@@ -118,6 +129,13 @@ class RunnerContract(ABC):
         assert outcome.error is None
         assert outcome.run_secs and all(math.isfinite(s) and s > 0 for s in outcome.run_secs)
         assert outcome.build_s >= 0 and outcome.run_s >= 0
+
+    def test_what_disagrees_is_repeated_and_every_repeat_is_handed_over(self) -> None:
+        with self.make_strict_runner() as runner:
+            (outcome,) = runner.measure([self.jittering("p")])
+        assert outcome.state is MeasurementState.OK and len(outcome.run_secs) == 7
+        assert outcome.latency_s is not None
+        assert min(outcome.run_secs) <= outcome.latency_s <= max(outcome.run_secs)
 
     def test_bad_programs_are_outcomes_and_the_rest_goes_on(self, runner: Runner) -> None:
         bad, state = self.bad("bad")

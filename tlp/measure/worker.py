@@ -4,8 +4,8 @@ Started as a script, not with `-m`: it needs tvm and numpy and nothing of this p
 is up in about a second. Usage: `python -P worker.py FD PARENT_PID CORES`, FD being one end of a
 `multiprocessing.Pipe` and CORES a comma-separated list of CPUs to stay on, or `-`.
 
-Messages in: `(module_json, target, args, check)`, after one `(number, repeat, run_timeout_s)`, where check is None or
-`(module_json, reference_json, reference_id, args)`; out, per program:
+Messages in: `(module_json, target, args, check)`, after one `Timing`, where check is None or `(module_json,
+reference_json, reference_id, args)`; out, per program:
 
     ("built", build_s)                             the build is over, running starts
     ("ok", run_secs, run_s)                        seconds per repeat, wall seconds
@@ -23,11 +23,12 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 PR_SET_PDEATHSIG = 1
 SLOW_RUN_S = 0.2  # a program slower than this runs only as many repeats as fit in the run time-out
@@ -36,6 +37,9 @@ REASON_CHARS = 300
 # input was just written by the layer before.
 CACHE_FLUSH = "cache_flush_cpu_non_first_arg"
 REFERENCES_KEPT = 16
+MAD_TO_SIGMA = 1.4826  # of a normal distribution
+OUTLIER_SIGMAS = 3.5  # a repeat further from the median is an outlier ...
+OUTLIER_FLOOR = 0.01  # ... unless it is nearer than this part of it: repeats may agree to the clock's last digit
 # A schedule may sum in any order; what is off by more than this part of the largest value is another computation.
 TOLERANCE = {"float64": 1e-6, "float32": 1e-3, "float16": 2e-2}
 
@@ -69,6 +73,92 @@ def repeats_that_fit(once_s: float, repeat: int, left_s: float) -> int:
     if once_s <= SLOW_RUN_S:
         return repeat
     return max(0, min(repeat, int(left_s / once_s) - 1))
+
+
+class Timing(NamedTuple):
+    """How a program is timed.
+
+    Attributes:
+        number: runs averaged within one repeat.
+        repeat: repeats of every program.
+        run_timeout_s: limit for all of it, seconds.
+        warmup: runs before the first repeat; of a program slower than SLOW_RUN_S only one.
+        extra_repeats: most repeats added if the first ones disagree.
+        max_dispersion: what they may disagree by (`dispersion` of the `kept` ones, 0.05 for 5%).
+    """
+
+    number: int = 1
+    repeat: int = 3
+    run_timeout_s: float = 10.0
+    warmup: int = 1
+    extra_repeats: int = 0
+    max_dispersion: float = 0.1
+
+
+def dispersion(values: Sequence[float]) -> float:
+    """Relative standard deviation, estimated from the median absolute deviation; 0 for one value."""
+    middle = statistics.median(values)
+    return MAD_TO_SIGMA * statistics.median(abs(value - middle) for value in values) / middle
+
+
+def kept(run_secs: Sequence[float]) -> list[float]:
+    """The repeats that are no outliers, in their order: never fewer than half.
+
+    An outlier is further from the median than OUTLIER_SIGMAS robust standard deviations and than OUTLIER_FLOOR of it.
+    """
+    middle = statistics.median(run_secs)
+    allowed = max(OUTLIER_SIGMAS * dispersion(run_secs), OUTLIER_FLOOR) * middle
+    return [seconds for seconds in run_secs if abs(seconds - middle) <= allowed]
+
+
+def latency_of(run_secs: Sequence[float]) -> float:
+    """Seconds a program takes: the median of the repeats that are no outliers."""
+    return statistics.median(kept(run_secs))
+
+
+def time_program(
+    run: Callable[[], object],
+    evaluate: Callable[[int], Sequence[float]],
+    timing: Timing,
+    started: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[float]:
+    """Warm up, time, and time again what disagrees; seconds of every repeat, outliers included.
+
+    Whoever times programs, here, on a board or in pretence, does it through this.
+
+    Args:
+        run: runs the program once and waits for it.
+        evaluate: seconds of each of so many repeats; runs the program once more before them.
+        timing: how.
+        started: on `clock`, when `timing.run_timeout_s` began.
+        clock: seconds.
+
+    Raises:
+        TooSlowError: no repeat fits in the time-out.
+    """
+    ends = started + timing.run_timeout_s
+    for _ in range(timing.warmup):  # first touches of the pages, thread pool; and tells slow programs apart
+        before = clock()
+        run()
+        now = clock()
+        once_s = now - before
+        if once_s > SLOW_RUN_S or now + once_s > started + timing.run_timeout_s / 2:
+            break
+    repeat = repeats_that_fit(once_s * timing.number, timing.repeat, ends - now)
+    if not repeat:
+        raise TooSlowError(f"one run took {once_s:.1f} s, the limit for all is {timing.run_timeout_s:g} s")
+    run_secs = list(evaluate(repeat))
+    each_s = max((clock() - now) / repeat, 1e-9)
+    more = timing.extra_repeats
+    while more > 0 and dispersion(kept(run_secs)) > timing.max_dispersion:
+        # Within half of what is left: what has a latency must not become a TIMEOUT.
+        count = min(more, timing.repeat, int((ends - clock()) / 2 / each_s) - 1)
+        if count < 1:
+            break
+        run_secs += evaluate(count)
+        more -= count
+    return run_secs
 
 
 def check_values(args: Sequence[tuple[str, Sequence[int]]]) -> list[Any]:
@@ -149,16 +239,29 @@ class ValuePool:
         return values[:size].reshape(tuple(shape))
 
 
+def time_on(device: Any, module: Any, kind: str, arrays: Sequence[Any], timing: Timing, started: float) -> list[float]:
+    """`time_program` of a loaded module's `main` with TVM's evaluator, on a device here or remote."""
+    flush = {"f_preproc": CACHE_FLUSH} if kind in ("llvm", "c") else {}
+
+    def run() -> None:
+        module["main"](*arrays)
+        device.sync()
+
+    def evaluate(repeat: int) -> list[float]:
+        evaluator = module.time_evaluator("main", device, number=timing.number, repeat=repeat, **flush)
+        return [float(seconds) for seconds in evaluator(*arrays).results]
+
+    return time_program(run, evaluate, timing, started)
+
+
 class Engine:
     """Builds and times one program after the other on a local device."""
 
-    def __init__(self, number: int, repeat: int, run_timeout_s: float) -> None:
+    def __init__(self, timing: Timing) -> None:
         import tvm
 
         self._tvm = tvm
-        self._number = number
-        self._repeat = repeat
-        self._run_timeout_s = run_timeout_s
+        self._timing = timing
         self._pool = ValuePool()
         self._targets: dict[str, Any] = {}
         self._references: dict[str, list[Any]] = {}
@@ -177,19 +280,7 @@ class Engine:
         started = time.perf_counter()
         device = self._device(str(target["kind"]))
         arrays = [self._argument(dtype, shape, device) for dtype, shape in args]
-        before = time.perf_counter()
-        library["main"](*arrays)  # warm-up: first touches of the pages, thread pool; and tells slow programs apart
-        device.sync()
-        now = time.perf_counter()
-        left_s = self._run_timeout_s - (now - started)
-        repeat = repeats_that_fit((now - before) * self._number, self._repeat, left_s)
-        if not repeat:
-            raise TooSlowError(f"one run took {now - before:.1f} s, the limit for all is {self._run_timeout_s:g} s")
-        flush = {"f_preproc": CACHE_FLUSH} if target["kind"] in ("llvm", "c") else {}
-        evaluator: Callable[..., Any] = library.time_evaluator(
-            "main", device, number=self._number, repeat=repeat, **flush
-        )
-        return [float(seconds) for seconds in evaluator(*arrays).results]
+        return time_on(device, library, str(target["kind"]), arrays, self._timing, started)
 
     def reference(self, check: Check, target: Mapping[str, Any]) -> list[Any]:
         """What the reference computes from `check_values`, every argument; computed once, the last few are kept."""
@@ -234,8 +325,7 @@ class Engine:
 
 def serve(connection: Connection) -> None:
     """Answer programs until the other end closes."""
-    number, repeat, run_timeout_s = connection.recv()
-    engine = Engine(number, repeat, run_timeout_s)
+    engine = Engine(Timing(*connection.recv()))
     connection.send(("ready",))
     while True:
         module_json, target, args, check = connection.recv()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import statistics
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -227,9 +226,9 @@ class TuningSession:
     def _judge(self, task: TaskState, observations: Sequence[Observation]) -> None:
         """Store what the model predicted against what was measured."""
         seen = [
-            (item.score, statistics.median(item.outcome.run_secs))
+            (item.score, item.outcome.latency_s)
             for item in observations
-            if item.score is not None and item.outcome.state is MeasurementState.OK
+            if item.score is not None and item.outcome.latency_s is not None
         ]
         if len(seen) < 2:
             return

@@ -168,7 +168,7 @@ class ArraySearch(Search):
     def observe(self, observations: Sequence[Observation]) -> None:
         """See `Search.observe`: programs that ran are bred from in the next rounds, the fastest of them."""
         ok = [seen for seen in observations if seen.outcome.run_secs]
-        for seen in sorted(ok, key=lambda seen: float(np.median(seen.outcome.run_secs))):
+        for seen in sorted(ok, key=lambda seen: float(seen.outcome.latency_s or np.inf)):
             program = seen.candidate.program
             self._good.setdefault(program.sketch_id, []).append(program.decisions)
 

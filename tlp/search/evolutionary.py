@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from storage import MeasurementState, Sketch
 from tlp.errors import InvalidInputError
 from tlp.language.sketch import to_trace
+from tlp.measure.worker import kept
 from tlp.programs._tvm import make_tune_context, map_tvm_errors
 from tlp.search._base import Observation, Search
 
@@ -130,8 +131,8 @@ class TVMEvolutionarySearch(Search):
             outcome = seen.outcome
             ok = outcome.state is MeasurementState.OK
             candidates.append(item)
-            results.append(ms.runner.RunnerResult(list(outcome.run_secs) if ok else None, outcome.error))
-            run_secs = list(outcome.run_secs) if ok else [_FAILED_S]
+            run_secs = kept(outcome.run_secs) if ok else [_FAILED_S]  # TVM's database takes their mean
+            results.append(ms.runner.RunnerResult(run_secs if ok else None, outcome.error))
             self._database.commit_tuning_record(
                 ms.database.TuningRecord(item.sch.trace, self._workload, run_secs, self._context.target, item.args_info)
             )

@@ -13,7 +13,7 @@ from storage.testing import example_device
 from tests.tlp import small_fleet
 from tlp import runs
 from tlp.measure import MeasureInput, canary
-from tlp.measure.canary import CanaryWatch, rebase, robust_dispersion, tolerance
+from tlp.measure.canary import CanaryWatch, rebase, tolerance
 from tlp.measure.fake import FakeRunner
 from tlp.measure.local import LocalRunner
 from tlp.measure.session import RandomSampler, measure_device
@@ -57,12 +57,6 @@ def watch(store: MemoryStore, runner: FakeRunner, settings: Settings = SETTINGS)
 
 def rows(store: MemoryStore) -> list[Canary]:
     return store.canaries(device="cpu0")[::-1]
-
-
-def test_robust_dispersion_ignores_one_hiccup() -> None:
-    assert robust_dispersion([1.0]) == 0.0
-    assert robust_dispersion([1.0, 1.0, 1.0, 1.0, 9.0]) == 0.0
-    assert robust_dispersion([0.99, 1.0, 1.01]) == pytest.approx(0.014826)
 
 
 def test_the_first_canary_is_the_reference_and_stays_it(store: MemoryStore) -> None:
