@@ -88,10 +88,10 @@ class FakeRunner(Runner):
         if job.key in self._fail_on or (self._fail_every and number % self._fail_every == 0):
             return MeasureOutcome(job.key, MeasurementState.RUN_ERROR, (), "failed on purpose (fake)", 0.0, 0.0)
         latency_s = self._latency(job) * self._slowdown(self._programs)
-        number = itertools.count()
+        places = itertools.count()
 
         def evaluate(repeat: int) -> list[float]:
-            units = [self._unit(job, f"repeat {next(number)}") for _ in range(repeat)]
+            units = [self._unit(job, f"repeat {next(places)}") for _ in range(repeat)]
             return [latency_s * (1.0 + self._spread * (unit - 0.5)) for unit in units]
 
         run_secs = tuple(time_program(lambda: None, evaluate, self._timing, 0.0, clock=lambda: 0.0))
