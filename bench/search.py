@@ -1,11 +1,11 @@
-"""Seconds of one tuning round and where they go: TVM's evolutionary search with a TLP cost model.
+"""Candidates judged per second and seconds of a round: search over arrays against TVM's evolutionary search.
 
-    python bench/tune.py [--network bert_tiny] [--rounds 2] [--json]
+    python bench/search.py [--networks resnet_50 bert_tiny] [--rounds 2] [--json]
 
-For the heaviest dense and the heaviest conv2d task of the builtin networks given, at several sizes of the population:
-opening the search, proposing (of which reading traces and scoring), preparing the programs. Nothing is measured, so the
-figures are those of the search alone. The model is untrained; its cost does not depend on its weights. The peer is the
-same search with TVM's XGBModel after it has learned from one round.
+For the heaviest task of each network on one core, in one run: opening the search, then rounds of 10 programs, each
+from 8,192 candidates (arrays) or TVM's population of 512 over 4 generations. *Judged* are candidates a model scored.
+Nothing is measured (a fake runner answers), so the figures are those of the search alone; the model is untrained, its
+cost does not depend on its weights. XGB is TVM's XGBModel after it has learned from one round.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ import json
 import os
 import time
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from storage import Sketch
+from tlp.language.arrays import IntArray
 from tlp.language.encoder import MetaScheduleEncoder
 from tlp.language.vocabulary import Vocabulary
 from tlp.measure.fake import FakeRunner
@@ -27,18 +30,20 @@ from tlp.model.network import MTLTLP
 from tlp.programs.networks import build_network
 from tlp.programs.space import DesignSpace
 from tlp.programs.targets import detect_local_target
-from tlp.search import Observation
-from tlp.search.cost_model import Scorer
+from tlp.search import Observation, Search
+from tlp.search.array_search import ArraySearch
+from tlp.search.cost_model import TLPCostModel
 from tlp.search.evolutionary import TVMEvolutionarySearch
 from tlp.search.providers import CostModelProvider, FixedScorerProvider, XGBProvider
 from tlp.search.trace_reader import TraceReader
 
-SIZES = ((64, 1), (128, 2), (512, 4))
+COUNT = 10
 spent: Counter[str] = Counter()
+BATCH = 256
 
 
-def timed(name: str, function: Any) -> Any:
-    """`function`, its wall seconds added to `spent`."""
+def timed(name: str, function: Any, *, judged: bool = False) -> Any:
+    """`function`, its wall seconds added to `spent`; with `judged` the candidates of its last argument counted."""
 
     def wrapper(*args: Any, **more: Any) -> Any:
         begin = time.perf_counter()
@@ -46,92 +51,147 @@ def timed(name: str, function: Any) -> Any:
             return function(*args, **more)
         finally:
             spent[name] += time.perf_counter() - begin
+            if judged:
+                spent["judged"] += len(args[-1])
 
     return wrapper
 
 
-def untrained() -> Scorer:
-    import torch
+class Untrained:
+    """A network of the shipped size with one head, as scoring uses it."""
 
-    encoder = MetaScheduleEncoder(Vocabulary())
-    network = MTLTLP(TLPConfig(("device",))).eval()
+    def __init__(self) -> None:
+        import torch
 
-    def score(items: Any) -> Any:
+        self._torch = torch
+        self._encoder = MetaScheduleEncoder(Vocabulary())
+        self._network = MTLTLP(TLPConfig(("device",))).eval()
+
+    def arrays(self, sketch: Sketch, rows: IntArray) -> Any:
+        parts = []
+        for start in range(0, len(rows), BATCH):
+            begin = time.perf_counter()
+            features = self._encoder.encode(sketch, rows[start : start + BATCH])
+            spent["encode"] += time.perf_counter() - begin
+            with self._torch.inference_mode():
+                parts.append(self._network(self._torch.from_numpy(features))[:, 0].numpy())
+        return np.concatenate(parts)
+
+    def many(self, items: Any) -> Any:
         groups: dict[str, list[int]] = {}
         for index, (sketch, _) in enumerate(items):
             groups.setdefault(sketch.sketch_id, []).append(index)
         scores = np.empty(len(items), np.float32)
         for indices in groups.values():
             decisions = np.array([items[i][1] for i in indices], np.int64).reshape(len(indices), -1)
-            with torch.inference_mode():
-                features = torch.from_numpy(encoder.encode(items[indices[0]][0], decisions))
-                scores[indices] = network(features)[:, 0].numpy()
+            scores[indices] = self.arrays(items[indices[0]][0], decisions)
         return scores
 
-    return timed("score", score)
 
-
-def rounds(space: DesignSpace, provider: CostModelProvider, population: int, generations: int, count: int) -> Any:
-    spent.clear()
+def rounds(make: Any, space: DesignSpace, count: int) -> dict[str, Any]:
+    """Open a search, then `count` rounds; the first teaches XGB and is left out of the rates."""
     begin = time.perf_counter()
-    search = TVMEvolutionarySearch(
-        space,
-        provider.cost_model(space),
-        batch=10,
-        population=population,
-        generations=generations,
-        threads=len(os.sched_getaffinity(0)),
-    )
+    search: Search = make()
+    first = search.propose(COUNT)
     open_s = time.perf_counter() - begin
-    seconds, prepare_s, observe_s = [], 0.0, 0.0
+    _observe(search, space, first)
+    spent.clear()
+    seconds = 0.0
     for _ in range(count):
         begin = time.perf_counter()
-        candidates = search.propose(10)
-        seconds.append(time.perf_counter() - begin)
-        begin = time.perf_counter()
-        jobs = [candidate.to_input(space.target) for candidate in candidates]
-        prepare_s += time.perf_counter() - begin
-        outcomes = list(FakeRunner().measure(jobs))
-        begin = time.perf_counter()
-        search.observe([Observation(c, o) for c, o in zip(candidates, outcomes, strict=True)])
-        observe_s += time.perf_counter() - begin
+        candidates = search.propose(COUNT)
+        seconds += time.perf_counter() - begin
+        _observe(search, space, candidates)
+    judged = spent.pop("judged")
+    where = {name: value / count for name, value in spent.items()}
     return {
-        "population": population,
-        "generations": generations,
-        "model": provider.ref,
-        "open_s": open_s,
-        "first_round_s": seconds[0],
-        "round_s": float(np.mean(seconds[1:] or seconds)),
-        "read_s": spent["read"] / count,
-        "score_s": spent["score"] / count,
-        "prepare_s": prepare_s / count,
-        "observe_s": observe_s / count,
+        "open_and_first_round_s": open_s,
+        "round_s": seconds / count,
+        "judged_per_round": judged / count,
+        "judged_per_s": judged / seconds,
+        "where_s": where,
     }
 
 
+def _observe(search: Search, space: DesignSpace, candidates: Any) -> None:
+    outcomes = list(FakeRunner().measure([c.to_input(space.target) for c in candidates]))
+    search.observe([Observation(c, o) for c, o in zip(candidates, outcomes, strict=True)])
+
+
+class CountedXGB(XGBProvider):
+    """TVM's model, its scorings counted."""
+
+    def cost_model(self, space: DesignSpace) -> Any:
+        model = super().cost_model(space)
+        inner = model._inst  # what the object that TVM sees hands its calls to
+        if not hasattr(inner.predict, "__wrapped__"):
+            method = inner.predict
+            inner.predict = timed("predict", method, judged=True)
+            inner.predict.__wrapped__ = method
+        return model
+
+
+def tvm_search(space: DesignSpace, provider: CostModelProvider) -> TVMEvolutionarySearch:
+    return TVMEvolutionarySearch(
+        space, provider.cost_model(space), batch=COUNT, population=512, generations=4, threads=1
+    )
+
+
+def array_search(space: DesignSpace, model: Untrained) -> ArraySearch:
+    search = ArraySearch(space, timed("score", model.arrays, judged=True), population=2048, generations=4)
+    for name in ("random", "mutate", "cross"):
+        _breeding(name)
+    return search
+
+
+def _breeding(name: str) -> None:
+    from tlp.language.arrays import Arrays
+
+    method = getattr(Arrays, name)
+    if not hasattr(method, "__wrapped__"):
+        wrapper = timed("breed", method)
+        wrapper.__wrapped__ = method
+        setattr(Arrays, name, wrapper)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--networks", nargs="+", default=["bert_tiny", "resnet_18"])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", nargs="+", default=["resnet_50", "bert_tiny"])
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    import torch
+
+    torch.set_num_threads(1)
     TraceReader.read = timed("read", TraceReader.read)  # type: ignore[method-assign]
-    target = detect_local_target()
-    score = untrained()
+    DesignSpace.build = timed("apply", DesignSpace.build)  # type: ignore[method-assign]
+    TLPCostModel.predict = timed("predict", TLPCostModel.predict, judged=True)  # type: ignore[method-assign]
+    target = detect_local_target(1)
+    model = Untrained()
     rows = []
     for name in given.networks:
         network, workloads = build_network(name, f"builtin:{name}")
         by_id = {w.workload_id: w for w in workloads}
         heavy = max(network.tasks, key=lambda t: t.weight * by_id[t.workload_id].context["flop"])
-        workload = by_id[heavy.workload_id]
-        space = DesignSpace(workload, target)
-        providers: list[CostModelProvider] = [FixedScorerProvider(score, "tlp"), XGBProvider()]
-        for provider in providers:
-            for population, generations in SIZES:
-                row = {"network": name, "task": workload.name}
-                rows.append(row | rounds(space, provider, population, generations, given.rounds))
-                if not given.json:
-                    print("  ".join(f"{k}={v:.2f}" if isinstance(v, float) else f"{v}" for k, v in rows[-1].items()))
+        space = DesignSpace(by_id[heavy.workload_id], target)
+        found = {
+            "arrays + TLP": rounds(partial(array_search, space, model), space, given.rounds),
+            "TVM + TLP": rounds(
+                partial(tvm_search, space, FixedScorerProvider(model.many, "tlp")), space, given.rounds
+            ),
+            "TVM + XGB": rounds(partial(tvm_search, space, CountedXGB()), space, given.rounds),
+        }
+        for case, row in found.items():
+            times = row["judged_per_s"] / found["TVM + XGB"]["judged_per_s"]
+            rows.append({"network": name, "task": by_id[heavy.workload_id].name, "search": case, "times": times} | row)
+            if not given.json:
+                where = ", ".join(f"{key} {value:.2f}" for key, value in sorted(row["where_s"].items()))
+                print(
+                    f"{name:10s} {case:13s} {row['judged_per_round']:7.0f} judged in {row['round_s']:6.2f} s, "
+                    f"{row['judged_per_s']:7.0f}/s ({times:5.1f} x TVM + XGB); seconds of a round: {where}",
+                    flush=True,
+                )
     if given.json:
         print(json.dumps({"rounds": rows}))
 

@@ -136,9 +136,7 @@ def test_a_new_head_starts_as_a_copy_of_the_nearest(dataset: Dataset) -> None:
         dataset.devices[0], name="mine", target={"kind": "llvm", "mcpu": "haswell", "num-cores": 1}
     )
     unmeasured = np.full((len(dataset.labels), 1), np.nan, np.float32)
-    more = dataclasses.replace(
-        dataset, devices=(*dataset.devices, new), labels=np.hstack([dataset.labels, unmeasured])
-    )
+    more = dataclasses.replace(dataset, devices=(*dataset.devices, new), labels=np.hstack([dataset.labels, unmeasured]))
     network = warm_start(parent, more)
     assert network.head_names == (*dataset.device_names, "mine")
     assert torch.equal(network.heads[2][0].weight, network.heads[1][0].weight)
