@@ -201,9 +201,14 @@ class MeasurementStore(ABC):
 
     @abstractmethod
     def measurements(
-        self, *, device: str | None = None, run_id: str | None = None, states: Sequence[str] | None = None
+        self,
+        *,
+        device: str | None = None,
+        run_id: str | None = None,
+        states: Sequence[str] | None = None,
+        newest: int | None = None,
     ) -> pl.DataFrame:
-        """All measurements, failures included, ordered by seq.
+        """All measurements, failures included, ordered by seq; with `newest` no more than so many, the last ones.
 
         Columns of `samples` (without `decisions`) and run_id, state, error (String), run_secs List(Float64), canary_off
         Boolean.

@@ -168,7 +168,12 @@ class SampleTables(MeasurementStore):
         return found
 
     def measurements(
-        self, *, device: str | None = None, run_id: str | None = None, states: Sequence[str] | None = None
+        self,
+        *,
+        device: str | None = None,
+        run_id: str | None = None,
+        states: Sequence[str] | None = None,
+        newest: int | None = None,
     ) -> pl.DataFrame:
         condition = "TRUE"
         params: list[Any] = []
@@ -179,6 +184,9 @@ class SampleTables(MeasurementStore):
         if states is not None:
             condition += " AND m.state IN (SELECT unnest(?::VARCHAR[]))"
             params.append([str(state) for state in states])
+        if newest is not None:
+            condition += " ORDER BY m.seq DESC LIMIT ?"
+            params.append(newest)
         with self._connector.reading() as con:
             return _outcomes(con, condition, params, OUTCOME_COLUMNS)
 

@@ -312,7 +312,12 @@ class MemoryStore(MemoryQuality):
         return found
 
     def measurements(
-        self, *, device: str | None = None, run_id: str | None = None, states: Sequence[str] | None = None
+        self,
+        *,
+        device: str | None = None,
+        run_id: str | None = None,
+        states: Sequence[str] | None = None,
+        newest: int | None = None,
     ) -> pl.DataFrame:
         condition = pl.lit(True)
         if device is not None:
@@ -321,7 +326,8 @@ class MemoryStore(MemoryQuality):
             condition &= pl.col("run_id") == run_id
         if states is not None:
             condition &= pl.col("state").is_in([str(state) for state in states])
-        return self._joined().filter(condition).select(OUTCOME_COLUMNS)
+        found = self._joined().filter(condition).select(OUTCOME_COLUMNS)
+        return found if newest is None else found.tail(newest)
 
     def measured_program_ids(self, device: str, workload_id: str) -> set[str]:
         rows = self._joined().filter((pl.col("device") == device) & (pl.col("workload_id") == workload_id))

@@ -15,6 +15,7 @@ from typing import Any
 from storage import CanaryState, Device, DeviceCounts, DeviceState, MeasurementStore, Run, RunKind, RunState
 from tlp import _process, landing, quality
 from tlp.measure import canary
+from tlp.measure.noise import noise_floor
 from tlp.registry import model_name
 from tlp.registry import view as registry_view
 from tlp.services import ServicesView, ask, look, schedule_warnings
@@ -180,7 +181,7 @@ def warnings(
 
 
 def device_detail(settings: Settings, store: MeasurementStore, name: str) -> dict[str, Any]:
-    """One device of `collect` with `target`, `facts`, `endpoint` and `history`. Raises NotFoundError."""
+    """One device of `collect` with `target`, `facts`, `endpoint`, `noise_floor` and `history`. Raises NotFoundError."""
     device = store.get_device(name)
     row: dict[str, Any] = next(row for row in collect(settings, store)["devices"] if row["name"] == name)
     events = [{"at": e.at, "state": e.state.value, "reason": e.reason} for e in store.device_events(name)]
@@ -189,6 +190,7 @@ def device_detail(settings: Settings, store: MeasurementStore, name: str) -> dic
         "facts": dict(device.facts),
         "endpoint": dict(device.endpoint),
         "enrolled_at": device.enrolled_at,
+        "noise_floor": noise_floor(store, name),
         "history": events,
     }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tlp.doctor import _installation, _leftovers, _services
+from tlp.doctor import _fleet, _installation, _leftovers, _services
 from tlp.doctor._base import REINSTALL, SkippedError
 from tlp.errors import TlpError
 from tlp.settings import get_settings
@@ -44,6 +44,8 @@ def _checks() -> list[tuple[str, Check]]:
         ("clock", lambda: _leftovers.clock(get_settings())),
         ("cpu target", _installation.cpu_target),
         ("measuring", lambda: _installation.measuring(get_settings())),
+        ("trackers", lambda: _fleet.trackers(get_settings())),
+        ("quarantine", lambda: _fleet.quarantined(get_settings())),
         ("torch", lambda: _installation.torch_device(get_settings())),
         ("registry", lambda: _services.registry(get_settings())),
         ("aliases", lambda: _services.aliases(get_settings())),

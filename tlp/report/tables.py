@@ -115,9 +115,24 @@ def device_detail(row: Row) -> RenderableType:
         pairs.append(("canaries off", f"{seen['off']} of the last {seen['checks']}, {seen['off_in_a_row']} in a row"))
     if (live := row.get("live")) is not None:
         pairs.append((f"live quality of version {live['version']}", live_quality(live)))
+    if (noise := row.get("noise_floor")) is not None:
+        pairs.append(("noise floor", noise_floor(noise)))
     pairs += [(f"fact: {key}", value) for key, value in row["facts"].items()]
     pairs += [(when(event["at"]), f"{event['state']}: {event['reason']}") for event in row["history"]]
     return facts("", pairs)
+
+
+def noise_floor(noise: Row) -> str:
+    """How much measuring the same program again gives something else, in words."""
+    parts = []
+    if noise["dispersion"] is not None:
+        parts.append(f"repeats ±{noise['dispersion']:.1%} (median of the newest {noise['measurements']} measurements)")
+        parts.append(f"{noise['outliers']:.1%} of repeats left out")
+    if noise["canary_dispersion"] is not None:
+        parts.append(f"canary ±{noise['canary_dispersion']:.1%} at its reference")
+    if noise["canary_recent_dispersion"] is not None:
+        parts.append(f"±{noise['canary_recent_dispersion']:.1%} over {noise['canaries']} batches")
+    return ", ".join(parts)
 
 
 def live_quality(live: Row) -> str:
@@ -291,11 +306,29 @@ def tuning_report(report: Row) -> list[RenderableType]:
         notes.append(f"{degraded['events']} scorings had to do without the model: {degraded['last_reason']}")
     return [
         make(title, ("task", "weight", "trials", "best"), cells),
+        *remeasured(report.get("remeasured", ())),
         *notes,
         f"{report['trials']} programs measured, {report['failed']} failed, {duration(report['seconds'])}; "
         f"estimated latency {latency(report['estimated_latency_s'])}",
         f"next: tlp best {report['network']} --device {report['device']}",
     ]
+
+
+def remeasured(rows: Sequence[Row]) -> list[RenderableType]:
+    """The best programs of a tuning run, measured again at its end."""
+    if not rows:
+        return []
+    cells = [
+        (
+            r["task"],
+            latency(r["first_latency_s"]),
+            latency(r["again_latency_s"]),
+            None if r["gap"] is None else f"{r['gap']:+.1%}",
+            "! " + (r["error"] or "differs") if r["flagged"] else None,
+        )
+        for r in rows
+    ]
+    return [make("best programs of the run, measured again", ("task", "first", "again", "gap", ""), cells)]
 
 
 def best_report(report: Row) -> RenderableType:

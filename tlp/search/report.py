@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 
@@ -72,6 +72,28 @@ def estimate(rows: Sequence[TaskRow]) -> float | None:
 
 
 @dataclass(frozen=True)
+class Remeasured:
+    """A program of the run that was measured again at its end. Times in seconds.
+
+    Attributes:
+        task: name of the task it is for.
+        first_latency_s: when the search measured it.
+        again_latency_s: at the end of the run; None if it failed then.
+        gap: what it is slower by, relative: 0.1 for 10%; negative if it was faster. None if it failed.
+        flagged: the gap is above `Settings.tune_remeasure_gap` either way, or it failed.
+        error: why it failed.
+    """
+
+    task: str
+    program_id: str
+    first_latency_s: float
+    again_latency_s: float | None
+    gap: float | None
+    flagged: bool
+    error: str | None
+
+
+@dataclass(frozen=True)
 class TuningReport:
     """What a tuning run did; `to_json` has the keys of `tlp tune --json`.
 
@@ -86,6 +108,7 @@ class TuningReport:
         warnings: what a person should know about the versions used, e.g. that the champion could not be loaded.
         resumed_from: the run this one went on with.
         reason: "done", or why the budget was not used up.
+        remeasured: the best programs of the run, measured again at its end; not among `trials`.
     """
 
     network: str
@@ -104,6 +127,7 @@ class TuningReport:
     resumed_from: str | None
     reason: str
     warnings: tuple[str, ...] = ()
+    remeasured: tuple[Remeasured, ...] = ()
 
     @property
     def estimated_latency_s(self) -> float | None:
@@ -139,6 +163,7 @@ class TuningReport:
             "skipped_tasks": [{"task": task, "reason": reason} for task, reason in self.skipped],
             "degraded": {"events": self.degraded_events, "last_reason": self.degraded_reason},
             "warnings": list(self.warnings),
+            "remeasured": [asdict(row) for row in self.remeasured],
             "resumed_from": self.resumed_from,
             "reason": self.reason,
         }

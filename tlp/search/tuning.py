@@ -14,10 +14,11 @@ from tlp.errors import AllFailedError, DeviceLostError, InvalidInputError, UserE
 from tlp.measure import Runner
 from tlp.measure.canary import CanaryWatch
 from tlp.measure.endpoint import require_measurable
+from tlp.search._remeasure import remeasure
 from tlp.search._session import TaskState, TuningSession
 from tlp.search.factory import SEARCHES, search_factory
 from tlp.search.providers import CostModelProvider
-from tlp.search.report import TuningProgress, TuningReport
+from tlp.search.report import Remeasured, TuningProgress, TuningReport
 from tlp.settings import Settings
 
 _RESUMABLE: Final = (RunState.INTERRUPTED, RunState.CRASHED)
@@ -77,7 +78,8 @@ def tune(
     Rounds of `settings.tune_batch` programs; the task scheduler says of which subgraph. A trial is one measured
     program, failed ones included. Programs that were measured on this device before are not measured again; the best
     of them are where the search starts. The model is looked up anew before every round. The canary is measured before
-    each round, and what the model predicted is compared with what was measured (`tlp.quality`). Each round is one
+    each round, and what the model predicted is compared with what was measured (`tlp.quality`). At the end the best
+    `settings.tune_remeasure` programs of the run are measured again (`tlp.search._remeasure`). Each round is one
     transaction; on Ctrl-C, SIGTERM or an error what was measured is stored first. The device's lock is held throughout
     and the run is a row of kind TUNE.
 
@@ -124,12 +126,15 @@ def tune(
             )
             try:
                 run.reason = session.run()
+                run_ids = (run.run_id, *(point.run_ids if point else ()))
+                again = remeasure(store, settings, machine, run_ids, session.tasks, runner, watch)
+                _take_best(store, device, session.tasks)
             except (AllFailedError, DeviceLostError) as exc:
                 store.set_device_state(device, DeviceState.QUARANTINED, exc.message)
                 raise
             finally:
                 run.result = {"trials": session.trials, "model_version": session.version}
-            report = _report(session, found, device, run.run_id, params, model, run.reason, started)
+            report = _report(session, found, device, run.run_id, params, model, run.reason, started, again)
             run.result = report.to_json()
     return report
 
@@ -168,10 +173,13 @@ def _session(
     tasks = _tasks(store, network, device.name)
     by_id = {task.workload.workload_id: task for task in tasks}
     history: dict[str, list[float | None]] = defaultdict(list)
-    spent = 0
+    spent, seen = 0, set[str]()
     for earlier in reversed(point.run_ids if point else ()):
         # The measurements say what was spent: a run killed between its two writes has them and not the round's row.
         for row in store.measurements(run_id=earlier).iter_rows(named=True):
+            if row["program_id"] in seen:  # measured again when the budget was spent
+                continue
+            seen.add(row["program_id"])
             spent += 1
             task = by_id.get(row["workload_id"])
             if task is not None:
@@ -201,15 +209,19 @@ def _session(
 def _tasks(store: MeasurementStore, network: Network, device: str) -> list[TaskState]:
     ids = [task.workload_id for task in network.tasks]
     workloads = {workload.workload_id: workload for workload in store.get_workloads(ids)}
-    best = {row["workload_id"]: row for row in store.best_programs(device, ids).iter_rows(named=True)}
-    tasks = []
-    for task in network.tasks:
-        state = TaskState(task.task, workloads[task.workload_id], task.weight)
-        if (row := best.get(task.workload_id)) is not None:
-            state.best_program_id, state.best_latency_s = row["program_id"], float(row["latency_s"])
-            state.best_flagged = bool(row["canary_off"])
-        tasks.append(state)
+    tasks = [TaskState(task.task, workloads[task.workload_id], task.weight) for task in network.tasks]
+    _take_best(store, device, tasks)
     return tasks
+
+
+def _take_best(store: MeasurementStore, device: str, tasks: Sequence[TaskState]) -> None:
+    """Let the store say what is the best of each task: of a program measured twice it takes both into account."""
+    ids = [task.workload.workload_id for task in tasks]
+    best = {row["workload_id"]: row for row in store.best_programs(device, ids).iter_rows(named=True)}
+    for task in tasks:
+        if (row := best.get(task.workload.workload_id)) is not None:
+            task.best_program_id, task.best_latency_s = row["program_id"], float(row["latency_s"])
+            task.best_flagged = bool(row["canary_off"])
 
 
 def _report(
@@ -221,6 +233,7 @@ def _report(
     model: CostModelProvider,
     reason: str,
     started: float,
+    again: tuple[Remeasured, ...],
 ) -> TuningReport:
     tasks: Sequence[TaskState] = session.tasks
     return TuningReport(
@@ -240,4 +253,5 @@ def _report(
         resumed_from=params.get("resumed_from"),
         reason=reason,
         warnings=tuple(model.notices),
+        remeasured=again,
     )

@@ -54,7 +54,8 @@ def workloads() -> tuple[Workload, ...]:
 
 @pytest.fixture
 def small(settings: Settings) -> Settings:
-    return settings.model_copy(update={"tune_batch": 4, "tune_population": 16, "tune_generations": 1})
+    few = {"tune_batch": 4, "tune_population": 16, "tune_generations": 1, "tune_remeasure": 0}
+    return settings.model_copy(update=few)
 
 
 @pytest.fixture

@@ -1,0 +1,148 @@
+"""The best programs of a tuning run, measured again at its end.
+
+The best of many noisy latencies is too good: the search keeps what was lucky as well as what is fast. A second
+measurement, taken apart from the first, says how much of it was luck.
+
+Which: of each task the fastest program of the run (one measured while the canary was steady before one that was not),
+the tasks with the largest weighted gain first, `weight · (median latency of the task's programs in this run - best)`:
+what its search brought the network. If there are fewer tasks than wanted, then of each task the second, and so on.
+
+They are ordinary measurements of the run, but no trials: the budget counts programs. From then on the latency of such
+a program is the median of both, in the report as in the store (`MeasurementStore.best_programs`).
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from storage import Device, Measurement, MeasurementState, MeasurementStore, Sketch, Workload
+from tlp.errors import StoreError, TlpError
+from tlp.measure import Runner, rows
+from tlp.measure.canary import CanaryWatch
+from tlp.search._session import TaskState
+from tlp.search._signals import held_signals
+from tlp.search.report import Remeasured
+from tlp.settings import Settings
+
+if TYPE_CHECKING:
+    from tlp.programs.space import Candidate
+
+log = logging.getLogger(__name__)
+
+Row = Mapping[str, Any]
+
+
+def remeasure(
+    store: MeasurementStore,
+    settings: Settings,
+    device: Device,
+    run_ids: Sequence[str],
+    tasks: Sequence[TaskState],
+    runner: Runner,
+    watch: CanaryWatch,
+) -> tuple[Remeasured, ...]:
+    """Measure the best `settings.tune_remeasure` programs of a run again, in the order they were chosen.
+
+    Args:
+        run_ids: all parts of the run, newest first; what is measured belongs to the first of them.
+        watch: its canary is measured before.
+
+    Raises:
+        Whatever the runner or the store raises; what was measured is stored before.
+    """
+    chosen = choose(_first_measurements(store, run_ids), tasks, settings.tune_remeasure)
+    candidates = _rebuild(store, device, tasks, [row for _task, row in chosen])
+    if not candidates:
+        return ()
+    watch.check()
+    pending: list[tuple[Candidate, Measurement]] = []
+    try:
+        for outcome in runner.measure([candidate.to_input(device.target) for candidate in candidates.values()]):
+            measured = rows.measurement(
+                outcome.key, outcome, device=device.name, run_id=run_ids[0], canary_off=watch.off
+            )
+            pending.append((candidates[outcome.key], measured))
+    except BaseException as exc:
+        try:
+            store.add_measurements(rows.batch(pending, watch.take()))
+        except StoreError as error:
+            exc.add_note(f"{len(pending)} measurements could not be stored: {error}")
+        raise
+    store.add_measurements(rows.batch(pending, watch.take()))
+    again = {row.program_id: row for _candidate, row in pending}
+    found = []
+    for task, first in chosen:
+        if (second := again.get(first["program_id"])) is not None:
+            first_s, again_s = float(first["latency_s"]), second.latency_s
+            gap = None if again_s is None else again_s / first_s - 1.0
+            flagged = gap is None or abs(gap) > settings.tune_remeasure_gap
+            found.append(Remeasured(task.name, first["program_id"], first_s, again_s, gap, flagged, second.error))
+    return tuple(found)
+
+
+def choose(first: pl.DataFrame, tasks: Sequence[TaskState], count: int) -> list[tuple[TaskState, Row]]:
+    """Which programs are measured again, and for which task; see the module.
+
+    Args:
+        first: OK measurements, one per program: workload_id, program_id, latency_s, canary_off.
+    """
+    of_workload: dict[str, list[Row]] = defaultdict(list)
+    for row in first.iter_rows(named=True):
+        of_workload[row["workload_id"]].append(row)
+    ranked = []
+    for index, task in enumerate(tasks):
+        mine = of_workload.get(task.workload.workload_id, [])
+        if not mine:
+            continue
+        typical_s = statistics.median(row["latency_s"] for row in mine)
+        mine.sort(key=lambda row: (bool(row["canary_off"]), row["latency_s"]))
+        for place, best in enumerate(mine[:count]):
+            ranked.append((place, -task.weight * (typical_s - best["latency_s"]), index, best))
+    ranked.sort(key=lambda item: item[:3])
+    return [(tasks[index], row) for _place, _gain, index, row in ranked[:count]]
+
+
+def _first_measurements(store: MeasurementStore, run_ids: Sequence[str]) -> pl.DataFrame:
+    """OK measurements of a run in all its parts, of each program the first."""
+    parts = pl.concat([store.measurements(run_id=run_id) for run_id in reversed(run_ids)])
+    first = parts.unique("program_id", keep="first", maintain_order=True)
+    return first.filter(pl.col("state") == MeasurementState.OK.value)
+
+
+def _rebuild(
+    store: MeasurementStore, device: Device, tasks: Sequence[TaskState], chosen: Sequence[Row]
+) -> dict[str, Candidate]:
+    """Candidates of measured programs by program_id; one that cannot be built any more is left out, and logged."""
+    if not chosen:
+        return {}
+    from tlp.programs.space import DesignSpace
+
+    workloads: dict[str, Workload] = {task.workload.workload_id: task.workload for task in tasks}
+    ids = sorted({row["workload_id"] for row in chosen})
+    after = min(row["seq"] for row in chosen) - 1
+    samples = store.samples(devices=[device.name], after=after, workload_ids=ids, flagged=True)
+    decisions = dict(zip(samples["program_id"], samples["decisions"].to_list(), strict=True))
+    sketches: dict[str, Sketch] = {s.sketch_id: s for s in store.get_sketches([row["sketch_id"] for row in chosen])}
+    spaces: dict[str, DesignSpace] = {}
+    found: dict[str, Candidate] = {}
+    for row in chosen:
+        workload_id, program_id = row["workload_id"], row["program_id"]
+        try:
+            with held_signals():
+                if workload_id not in spaces:
+                    spaces[workload_id] = DesignSpace(workloads[workload_id], device.target)
+                built = spaces[workload_id].build(sketches[row["sketch_id"]], decisions[program_id])
+        except TlpError as exc:
+            log.warning("program %s is not measured again: %s", program_id, exc)
+            continue
+        if built is None or built.program.program_id != program_id:
+            log.warning("program %s is not measured again: it cannot be built any more", program_id)
+            continue
+        found[program_id] = built
+    return found
