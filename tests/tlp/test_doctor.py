@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from storage import Actor, MeasurementBatch, ModelEvent, Program, RunKind
+from storage import Actor, DeviceState, MeasurementBatch, ModelEvent, Program, RunKind
 from storage.testing import _examples
 from tlp import _process, doctor, runs
-from tlp.doctor import _installation, _leftovers, _services
+from tlp.doctor import _fleet, _installation, _leftovers, _services
+from tlp.errors import DeviceError
 from tlp.home import open_home
+from tlp.measure.tracker import TrackerClient
 from tlp.settings import Settings, get_settings
 
 
@@ -157,3 +160,59 @@ def test_an_alias_that_the_history_does_not_know_is_named(home, monkeypatch):
         now = datetime.now(UTC)
         store.add_model_event(ModelEvent(now, "mtl-tlp-x86_64", alias, None, version, Actor.PIPELINE, "test"))
     assert doctor._row("aliases", lambda: _services.aliases(settings))["status"] == "pass"
+
+
+def add_board(store, name, tracker, key):
+    endpoint = {"kind": "rpc", "tracker": tracker, "key": key}
+    store.add_device(replace(_examples.example_device(), name=name, endpoint=endpoint), "test")
+
+
+def test_trackers_are_asked_for_their_boards(home, fleet):
+    settings = Settings(home=home)
+
+    def check():
+        return doctor._row("trackers", lambda: _fleet.trackers(settings))
+
+    assert check()["status"] == "skip"
+    store = open_home(settings)
+    add_board(store, "rpi4", fleet.tracker, "board")
+    row = check()
+    assert (row["status"], row["fix"]) == ("pass", None)
+    assert re.fullmatch(r"rpi4: total 1, free [01], pending 0", row["detail"])
+
+    add_board(store, "nobody", fleet.tracker, "no-such-key")
+    with TrackerClient(fleet.tracker, 10.0) as tracker:
+        with pytest.raises(DeviceError):
+            tracker.request("no-such-key", 0.2)  # it waits at the tracker until the connection is closed
+        row = check()
+    assert row["status"] == "fail" and row["fix"] == f"python board.py --tracker {fleet.tracker} --key no-such-key"
+    assert "nobody: no board of key 'no-such-key' is registered" in row["detail"]
+    assert "(pending 1)" in row["detail"] and "board" in row["detail"].partition("keys there: ")[2]
+    assert "rpi4: total 1" in row["detail"], "the others are told as well"
+
+    store.set_device_state("nobody", DeviceState.RETIRED, "test")
+    assert check()["status"] == "pass"
+    add_board(store, "far", "127.0.0.1:1", "board")
+    row = check()
+    assert row["status"] == "fail" and "far: the tracker at 127.0.0.1:1 does not answer" in row["detail"]
+    assert row["fix"].startswith("python -m tvm.exec.rpc_tracker ")
+
+
+def test_a_quarantined_device_is_named_with_its_next_probe(home):
+    settings = Settings(home=home, probe_first_s=3600)
+    store = open_home(settings)
+
+    def check():
+        return doctor._row("quarantine", lambda: _fleet.quarantined(settings))
+
+    assert check()["detail"] == "none of 0 devices"
+    add_board(store, "rpi4", "127.0.0.1:1", "board")
+    assert check()["status"] == "pass"
+    store.set_device_state("rpi4", DeviceState.QUARANTINED, "no board answered for 600 s")
+    row = check()
+    assert (row["status"], row["fix"]) == ("fail", "tlp device show rpi4")
+    due = store.device_events("rpi4")[-1].at + timedelta(hours=1)
+    assert f"probe 1 due at {due:%Y-%m-%d %H:%M} UTC, in 3" in row["detail"]
+    assert row["detail"].endswith(": no board answered for 600 s")
+    settings = Settings(home=home, probe_first_s=1e-6)
+    assert "probe 1 due, by the next run" in check()["detail"]

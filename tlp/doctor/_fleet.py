@@ -38,11 +38,11 @@ def trackers(settings: Settings) -> str:
             continue
         queue = queues.get(key, Queue(0, 0, 0))
         if queue.total:
-            fine.append(f"{device.name}: {queue.total} boards, {queue.free} free, {queue.pending} pending")
+            fine.append(f"{device.name}: total {queue.total}, free {queue.free}, pending {queue.pending}")
         else:
             others = ", ".join(sorted(queues)) or "none"
             problems.append(
-                f"{device.name}: no board of key {key!r} is registered at {address} ({queue.pending} pending); "
+                f"{device.name}: no board of key {key!r} is registered at {address} (pending {queue.pending}); "
                 f"keys there: {others}"
             )
             next_command = next_command or f"python board.py --tracker {address} --key {key}"
