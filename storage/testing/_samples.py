@@ -127,6 +127,9 @@ class SampleContract:
         assert scene.store.measurements(device="other").height == 0
         assert scene.store.measurements(run_id=scene.run_id).height == 2
         assert scene.store.measurements(states=[MeasurementState.TIMEOUT])["seq"].to_list() == [2]
+        assert scene.store.measurements(newest=1)["seq"].to_list() == [2]
+        assert scene.store.measurements(newest=9)["seq"].to_list() == [1, 2]
+        assert scene.store.measurements(states=[MeasurementState.OK], newest=1)["seq"].to_list() == [1]
 
     def test_samples_filters(self, store: MeasurementStore) -> None:
         first, second = Scene(store, "a", 1), Scene(store, "b", 2)
