@@ -171,4 +171,5 @@ def test_for_real(tmp_path: Any) -> None:
     frame = store.samples(devices=["cpu0"])
     assert report.ok == 6 == frame.height
     assert frame["latency_s"].min() > 0  # type: ignore[operator]
-    assert all(len(secs) == 3 for secs in store.measurements(device="cpu0")["run_secs"])
+    most = SETTINGS.measure_repeat + SETTINGS.measure_extra_repeats
+    assert all(3 <= len(secs) <= most for secs in store.measurements(device="cpu0")["run_secs"])
