@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Locator, Page
+    from playwright.sync_api import Locator, Page, Response
 
 TIMEOUT_MS = 120_000  # the first page of a cold server on a busy machine
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -92,9 +92,16 @@ def type_alias(page: Page, dialog: Locator, alias: str) -> None:
 
 
 def save(dialog: Locator) -> None:
-    """Press the button and wait until MLflow has taken it."""
-    dialog.get_by_role("button", name="Save aliases").click()
+    """Press the button and wait until MLflow has taken it: the dialog may close before the server has answered."""
+    page = dialog.page
+    with page.expect_response(_set_alias) as answer:
+        dialog.get_by_role("button", name="Save aliases").click()
+    assert answer.value.ok, f"MLflow answered {answer.value.status} {answer.value.text()}"
     dialog.wait_for(state="hidden")
+
+
+def _set_alias(response: Response) -> bool:
+    return response.url.endswith("/registered-models/alias") and response.request.method == "POST"
 
 
 def move_alias(page: Page, alias: str, version: int) -> None:

@@ -112,6 +112,7 @@ def test_a_scheduled_run_of_a_busy_device_is_skipped(monkeypatch):
     class Deployed:
         class flow_run:  # noqa: N801
             deployment_id = "d"
+            expected_start_time = start_time = None
 
     def busy() -> dict[str, object]:
         raise BusyError("somebody measures it")
