@@ -78,9 +78,8 @@ def measure(store: MeasurementStore, samples: int, runner: Any = None, **changes
             samples=samples,
             run_id=run.run_id,
             sampler=RandomSampler(TARGET, 1),
-            settings=SETTINGS,
             runner=open_runner,
-            **changes,
+            **{"settings": SETTINGS, **changes},
         )
 
 
@@ -167,7 +166,9 @@ def test_what_cannot_be_measured_is_refused(store: MemoryStore) -> None:
 def test_for_real(tmp_path: Any) -> None:
     store = DuckDBStore(tmp_path / "store.duckdb")
     fill(store)
-    report = measure(store, 6, LocalRunner.from_settings(SETTINGS))
+    # However restless the machine that runs the tests is, nothing is flagged.
+    lenient = SETTINGS.model_copy(update={"canary_tolerance": 1e6, "canary_max_dispersion": 1e6})
+    report = measure(store, 6, LocalRunner.from_settings(lenient), settings=lenient)
     frame = store.samples(devices=["cpu0"])
     assert report.ok == 6 == frame.height
     assert frame["latency_s"].min() > 0  # type: ignore[operator]
