@@ -2,6 +2,8 @@
 PYTHON ?= python3.11
 # Extra arguments for pip, e.g. PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu" for a CPU torch.
 PIP_ARGS ?=
+# Test files that run at once, each on about one core.
+TEST_WORKERS ?= 2
 BIN := .venv/bin
 SHELL := /bin/bash
 
@@ -22,7 +24,7 @@ demo: .venv
 	$(BIN)/tlp demo
 
 test: .venv browser
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
 
 # What tests/browser drives: the Chromium there is, else one is installed.
 browser: .venv
