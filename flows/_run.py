@@ -174,7 +174,7 @@ def begin() -> tuple[Settings, MeasurementStore]:
     """What every flow starts with: settings, the store, batches that wait taken in, runs of dead processes closed."""
     settings = get_settings()
     store = open_home(settings)
-    landing.take_in(store, settings)  # before the runs they belong to are closed
+    landing.take_in_or_say(store, settings)  # before the runs they belong to are closed
     runs.reap(store)
     return settings, store
 

@@ -6,8 +6,8 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from storage import MeasurementBatch, MeasurementStore, open_store
-from tlp.errors import StoreError
+from storage import MeasurementBatch, MeasurementStore, landing_entries, open_store
+from tlp.errors import BusyError, StoreError, TlpError
 from tlp.report.progress import say
 from tlp.settings import Settings
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 TRY_EVERY_S: Final = 60.0  # how often a measuring process looks whether the store is free
 TRY_FILES: Final = 100  # files it then takes in at most: it is there to measure
+NAMES: Final = 5  # of entries that are no batches, in one warning
 LATE_S: Final = 600.0  # a file waiting longer than this is worth a word in `tlp status`
 
 
@@ -27,7 +28,7 @@ def open_landing(settings: Settings) -> LandingFolder:
 
 
 def take_in(store: MeasurementStore, settings: Settings) -> LandingReport:
-    """Take everything that waits into the store; what every flow starts with. Raises StoreError."""
+    """Take everything that waits into the store. Raises StoreError."""
     from storage.landing import LandingReport
 
     if not settings.landing_dir.is_dir():  # nobody ever handed anything in
@@ -35,13 +36,54 @@ def take_in(store: MeasurementStore, settings: Settings) -> LandingReport:
     report = open_landing(settings).ingest(store, wait_s=settings.store_lock_timeout_s)
     for name, reason in report.rejected:
         say(f"landing file {name} was set aside: {reason}")
+    for name, reason in report.skipped:
+        say(f"{name} in {settings.landing_dir} was left alone: {reason}")
     return report
+
+
+def take_in_or_say(store: MeasurementStore, settings: Settings) -> None:
+    """`take_in` at the start of a flow, whose work does not depend on it: what goes wrong is said, not raised."""
+    try:
+        report = take_in(store, settings)
+    except Exception as exc:  # noqa: BLE001  # a folder that others write to stops no flow
+        message = exc.message if isinstance(exc, TlpError) else repr(exc)
+        say(f"batches may wait in {settings.landing_dir}: {message} (tlp import landing)")
+    else:
+        if report.busy:
+            say(_busy(report.left, settings))
+
+
+def _busy(left: int, settings: Settings) -> str:
+    return f"{left} batches wait in {settings.landing_dir}: another process is taking files in (tlp import landing)"
+
+
+def require_taken_in(store: MeasurementStore, settings: Settings, device: str) -> None:
+    """Take in what waits if samples of a device are among it, so that they count.
+
+    Raises:
+        BusyError: some still wait: measuring what they make up for would overshoot.
+        StoreError: the store cannot be written.
+    """
+    if not landing_entries.look(settings.landing_dir).batches:
+        return
+    folder = open_landing(settings)
+    if not folder.waiting_samples(store, device):
+        return
+    report = folder.ingest(store)
+    samples = folder.waiting_samples(store, device)
+    if samples:
+        why = "another process is taking files in" if report.busy else "they could not be taken in"
+        raise BusyError(
+            f"{samples} samples of device {device!r} wait in {settings.landing_dir} ({report.left} batches): {why}",
+            next_command="tlp import landing",
+        )
 
 
 def to_json(report: LandingReport) -> dict[str, Any]:
     """What `tlp import landing --json` prints."""
     value = asdict(report)
-    value["rejected"] = [{"file": name, "reason": reason} for name, reason in report.rejected]
+    for key in ("rejected", "skipped"):
+        value[key] = [{"file": name, "reason": reason} for name, reason in value[key]]
     return value
 
 
@@ -71,10 +113,7 @@ class Sink:
     def close(self) -> None:
         """Measuring is over: take in what waits, now with patience. What cannot be taken in stays."""
         if self._folder is not None:
-            try:
-                take_in(self._store, self._settings)
-            except StoreError as exc:
-                say(f"{len(self._folder.pending())} batches wait in {self._folder.path}: {exc.message}")
+            take_in_or_say(self._store, self._settings)
 
     def _try(self, folder: LandingFolder) -> None:
         if not self._settings.store_path.exists():
@@ -86,17 +125,15 @@ class Sink:
 
 
 def summary(settings: Settings) -> dict[str, Any]:
-    """`landing` of `tlp status --json`: files waiting, age of the oldest in seconds, files set aside."""
-    if not settings.landing_dir.is_dir():
-        return {"pending": 0, "oldest_s": None, "rejected": 0}
-    ages = []
-    for path in settings.landing_dir.glob("*.parquet"):
-        try:
-            ages.append(time.time() - path.stat().st_mtime)
-        except OSError:  # taken in meanwhile
-            continue
-    rejected = len(list((settings.landing_dir / "rejected").glob("*.parquet")))
-    return {"pending": len(ages), "oldest_s": max(ages, default=None), "rejected": rejected}
+    """`landing` of `tlp status --json`: files waiting, age of the oldest in seconds, files set aside, other entries."""
+    found = landing_entries.look(settings.landing_dir)
+    oldest = time.time() - found.batches[0][1] if found.batches else None
+    return {
+        "pending": len(found.batches),
+        "oldest_s": oldest,
+        "rejected": len(landing_entries.rejected(settings.landing_dir)),
+        "odd": [name for name, _ in found.odd],
+    }
 
 
 def warnings(settings: Settings, found: dict[str, Any]) -> list[str]:
@@ -106,6 +143,12 @@ def warnings(settings: Settings, found: dict[str, Any]) -> list[str]:
         texts.append(
             f"{found['pending']} batches wait in {settings.landing_dir}, the oldest for {found['oldest_s'] / 60:.0f} "
             "minutes: tlp import landing"
+        )
+    if found["odd"]:
+        names = ", ".join(found["odd"][:NAMES]) + (", …" if len(found["odd"]) > NAMES else "")
+        texts.append(
+            f"{len(found['odd'])} entries of {settings.landing_dir} are no batches and are left alone ({names}): "
+            f"ls -la {settings.landing_dir}"
         )
     if found["rejected"]:
         texts.append(

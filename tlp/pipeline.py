@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from storage import Device, MeasurementStore, RunKind
-from tlp import quarantine, runs
+from tlp import landing, quarantine, runs
 from tlp.counts import validate_count
 from tlp.errors import AllFailedError, TlpError, UserError
 from tlp.measure.choose import DEFAULT_SAMPLER, SAMPLERS
@@ -146,8 +146,10 @@ def fill_quota(
 
     Raises:
         AllFailedError: the quota cannot be reached (most programs fail, or the design spaces have no more).
+        BusyError: samples of the device wait in the landing folder and cannot be taken in now.
     """
     device = store.get_device(device_name)
+    landing.require_taken_in(store, settings, device_name)  # else what waits is measured once more
     have = store.device_counts()[device_name].samples_ok
     report: dict[str, Any] = {
         "device": device_name,
@@ -174,6 +176,9 @@ def fill_quota(
             networks=networks,
             kind=RunKind.BOOTSTRAP,
         )
+        if part["samples_ok"] < goal:
+            landing.require_taken_in(store, settings, device_name)
+            part["samples_ok"] = store.device_counts()[device_name].samples_ok
         if part["samples_ok"] < goal:
             raise AllFailedError(
                 f"device {device_name!r} has {part['samples_ok']} of {goal} samples: {part['reason']}",

@@ -89,7 +89,7 @@ def test_measuring_goes_on_while_another_process_has_the_store(
     assert (report.ok, report.reason) == (12, "done")
     assert runner.files == [0] * 4 + [1] * 4 + [2] * 4, "batches wait in the folder while the store is held"
     assert store.device_counts()["cpu0"].samples_ok == 12
-    assert landing.summary(through_landing) == {"pending": 0, "oldest_s": None, "rejected": 0}
+    assert landing.summary(through_landing) == {"pending": 0, "oldest_s": None, "rejected": 0, "odd": []}
 
 
 def test_a_measuring_process_takes_in_when_the_store_is_free(
@@ -142,7 +142,7 @@ def test_what_waits_and_what_was_set_aside_is_said(tmp_path: Any, monkeypatch: p
     store = DuckDBStore(settings.store_path)
     scene = Scene(store, "cpu0")
     landing.Sink(store, settings).put(scene.batch([scene.ok("a", 0)], [0]))
-    bad = settings.landing_dir / "bad.parquet"
+    bad = settings.landing_dir / f"{0:064}.parquet"
     bad.write_bytes(b"?")
     found = landing.summary(settings)
     assert found["pending"] == 2 and landing.warnings(settings, found) == []

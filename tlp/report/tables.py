@@ -409,6 +409,7 @@ def landing_report(report: Row) -> list[RenderableType]:
     cells = [(key, report[key]) for key in ("files", "stored", "duplicates", "left")]
     parts: list[RenderableType] = [facts("", [*cells, ("set aside", len(report["rejected"]))])]
     parts += [f"set aside {item['file']}: {item['reason']}" for item in report["rejected"]]
+    parts += [f"left alone {item['file']}: {item['reason']}" for item in report["skipped"]]
     if report["busy"]:
         parts.append("another process is taking files in")
     return parts

@@ -1,0 +1,215 @@
+"""One file of the landing folder: its bytes from a batch, and a batch from bytes that anybody may have written.
+
+A row per measurement with its program and its sketch; canaries and the format in the schema's metadata under `tlp`.
+The checksum in a file's name only tells that it is whole. The store is append-only, so what comes in is compared with
+the ids it comes under before it is stored (`decode`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from storage._frames import utc_microseconds
+from storage._migrations import release
+from storage._quality_types import Canary, CanaryState
+from storage._rows import checked_canary
+from storage._types import MeasurementBatch, Program, Sketch, canonical_json
+from storage.errors import InvalidInputError, StoreVersionError, TlpError
+
+FORMAT = "tlp-landing"
+FORMAT_VERSION = 1
+EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
+MAX_AHEAD = timedelta(days=1)  # of a host's clock before ours
+SKETCH_COLUMNS = ("sketch_id", "workload_id", "language", "instructions_json", "decision_width")
+_METADATA = b"tlp"
+_ARROW_SCHEMA = pa.schema(
+    [
+        ("measurement_id", pa.string()),
+        ("program_id", pa.string()),
+        ("device", pa.string()),
+        ("run_id", pa.string()),
+        ("at", pa.timestamp("us", tz="UTC")),
+        ("state", pa.string()),
+        ("run_secs", pa.list_(pa.float64())),
+        ("latency_s", pa.float64()),
+        ("error", pa.string()),
+        ("canary_off", pa.bool_()),
+        ("sketch_id", pa.string()),
+        ("workload_id", pa.string()),
+        ("decisions", pa.list_(pa.int32())),
+        ("language", pa.string()),
+        ("instructions_json", pa.string()),
+        ("decision_width", pa.int32()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a landing file holds. `name`: without its ending."""
+
+    name: str
+    rows: pa.Table
+    canaries: Sequence[Canary]
+
+
+@lru_cache(maxsize=1)
+def _release() -> str:
+    return release()  # reading a package's metadata takes longer than writing a batch
+
+
+def encode(batch: MeasurementBatch) -> bytes:
+    """A file's bytes. Raises InvalidInputError: a program or sketch is missing, a value is of the wrong type."""
+    programs = {program.program_id: program for program in batch.programs}
+    sketches = {sketch.sketch_id: sketch for sketch in batch.sketches}
+    try:
+        of = [programs[m.program_id] for m in batch.measurements]
+        sketch_of = [sketches[program.sketch_id] for program in of]
+    except KeyError as exc:
+        raise InvalidInputError(f"a measurement comes without its program or sketch {exc.args[0]}") from exc
+    value = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "release": _release(),
+        "canaries": [_canary_value(checked_canary(canary)) for canary in batch.canaries],
+    }
+    rows = batch.measurements
+    columns: dict[str, list[Any]] = {
+        "measurement_id": [m.measurement_id for m in rows],
+        "program_id": [m.program_id for m in rows],
+        "device": [m.device for m in rows],
+        "run_id": [m.run_id for m in rows],
+        "at": [utc_microseconds(m.at) for m in rows],
+        "state": [str(m.state) for m in rows],
+        "run_secs": [m.run_secs for m in rows],
+        "latency_s": [m.latency_s for m in rows],
+        "error": [m.error for m in rows],
+        "canary_off": [m.canary_off for m in rows],
+        "sketch_id": [s.sketch_id for s in sketch_of],
+        "workload_id": [s.workload_id for s in sketch_of],
+        "decisions": [p.decisions for p in of],
+        "language": [s.language for s in sketch_of],
+        "instructions_json": [s.instructions_json for s in sketch_of],
+        "decision_width": [s.decision_width for s in sketch_of],
+    }
+    buffer = io.BytesIO()
+    try:
+        arrays = [pa.array(columns[field.name], field.type) for field in _ARROW_SCHEMA]
+        schema = _ARROW_SCHEMA.with_metadata({_METADATA: canonical_json(value).encode()})
+        table = pa.Table.from_arrays(arrays, schema=schema)
+        # Only the sketches' texts repeat, and nobody looks for rows in here: a third less work per file.
+        repeated = ["instructions_json"]
+        pq.write_table(table, buffer, compression="zstd", use_dictionary=repeated, write_statistics=False)
+    except (pa.ArrowException, TypeError, OverflowError, ValueError) as exc:
+        line = next(iter(str(exc).splitlines()), type(exc).__name__)
+        raise InvalidInputError(f"a batch holds a value of the wrong type: {line}") from exc
+    return buffer.getvalue()
+
+
+def decode(name: str, data: bytes) -> Content:
+    """What is in a file; every row was compared with the ids it comes under.
+
+    Raises:
+        InvalidInputError: damaged, no such file, or with contents no measuring process hands in.
+        StoreVersionError: written by a newer release.
+    """
+    if hashlib.sha256(data).hexdigest() != name:
+        raise InvalidInputError(
+            f"{name}.parquet is damaged: its {len(data)} bytes do not have the checksum in its name"
+        )
+    try:
+        table = pq.ParquetFile(io.BytesIO(data)).read(use_threads=False)
+        value = json.loads((table.schema.metadata or {})[_METADATA])
+        if value["format"] != FORMAT:
+            raise InvalidInputError(f"{name}.parquet has the format {value['format']!r}, not {FORMAT!r}")
+        if value["format_version"] > FORMAT_VERSION:
+            raise StoreVersionError(
+                f"{name}.parquet was written by release {value['release']} in format {value['format_version']}; "
+                f"release {release()} reads up to {FORMAT_VERSION}",
+                next_command=f"pip install --upgrade 'tlp-fleet>={value['release']}'",
+            )
+        if not table.schema.equals(_ARROW_SCHEMA):
+            raise InvalidInputError(f"{name}.parquet has other columns than a batch: {', '.join(table.schema.names)}")
+        table.validate(full=True)  # texts that are no UTF-8 among others
+        _check_programs(table)
+        canaries = [_canary(row) for row in value["canaries"]]
+        _check_times(table, canaries)
+    except TlpError as exc:
+        if name in exc.message:
+            raise
+        raise InvalidInputError(f"{name}.parquet is refused: {exc.message}") from exc
+    except MemoryError:
+        raise
+    except Exception as exc:  # of foreign bytes, RecursionError among others: this file's fault
+        line = next(iter(str(exc).splitlines()), "") or type(exc).__name__
+        raise InvalidInputError(f"{name}.parquet is no batch of this product: {line:.500}") from exc
+    return Content(name, table, canaries)
+
+
+def _check_programs(table: pa.Table) -> None:
+    """Raise InvalidInputError unless programs and sketches stand under the ids of their contents."""
+    sketches: dict[tuple[Any, ...], Sketch] = {}
+    for row in table.select([*SKETCH_COLUMNS, "program_id", "decisions"]).to_pylist():
+        key = tuple(row[column] for column in SKETCH_COLUMNS)
+        if key not in sketches:
+            sketches[key] = _checked_sketch(*key)
+        sketch, decisions = sketches[key], row["decisions"]
+        if len(decisions) != sketch.decision_width:
+            raise InvalidInputError(
+                f"program {row['program_id']} has {len(decisions)} decisions, "
+                f"its sketch {sketch.sketch_id} the decision_width {sketch.decision_width}"
+            )
+        wanted = Program.make(sketch, decisions).program_id
+        if row["program_id"] != wanted:
+            raise InvalidInputError(f"program {row['program_id']} has the contents of program {wanted}")
+    if len({sketch.sketch_id for sketch in sketches.values()}) < len(sketches):
+        raise InvalidInputError("a sketch comes with two values of decision_width")
+
+
+def _checked_sketch(sketch_id: str, workload_id: str, language: str, instructions_json: str, width: int) -> Sketch:
+    sketch = Sketch.make(workload_id, language, instructions_json, width)
+    if sketch.sketch_id != sketch_id:
+        raise InvalidInputError(f"sketch {sketch_id} has the contents of sketch {sketch.sketch_id}")
+    try:
+        instructions = json.loads(instructions_json)
+    except (ValueError, RecursionError) as exc:
+        raise InvalidInputError(f"the instructions of sketch {sketch_id} are no JSON: {exc}") from exc
+    if not isinstance(instructions, list):
+        raise InvalidInputError(f"the instructions of sketch {sketch_id} are no list but {instructions_json:.40}")
+    return sketch
+
+
+def _check_times(table: pa.Table, canaries: Sequence[Canary]) -> None:
+    """Raise InvalidInputError for a time no clock of a measuring host shows."""
+    latest = datetime.now(UTC) + MAX_AHEAD
+    first, last = utc_microseconds(EARLIEST), utc_microseconds(latest)
+    times = table["at"].cast(pa.int64()).to_pylist()  # as datetimes the worst of them cannot even be made
+    times += [utc_microseconds(canary.at) for canary in canaries]
+    for at in times:
+        if not first <= at <= last:
+            raise InvalidInputError(
+                f"a row was measured {at} µs after 1970; only {EARLIEST:%Y-%m-%d} to {latest:%Y-%m-%d %H:%M} UTC can be"
+            )
+
+
+def _canary_value(canary: Canary) -> dict[str, Any]:
+    return asdict(canary) | {"at": canary.at.isoformat(), "state": str(canary.state)}
+
+
+def _canary(value: Mapping[str, Any]) -> Canary:
+    row = Canary(**value)
+    texts = [row.canary_id, row.device, row.reason, "" if row.run_id is None else row.run_id]
+    if not all(isinstance(text, str) for text in texts):
+        raise InvalidInputError(f"a canary has other types than a canary: {value!r:.200}")
+    json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is JSON, but no text
+    return checked_canary(replace(row, at=datetime.fromisoformat(value["at"]), state=CanaryState(value["state"])))
