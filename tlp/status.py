@@ -18,7 +18,7 @@ from tlp.measure import canary
 from tlp.measure.noise import noise_floor
 from tlp.registry import model_name
 from tlp.registry import view as registry_view
-from tlp.services import ServicesView, ask, look, schedule_warnings
+from tlp.services import ServicesView, ask, look, schedule_page, schedule_warnings
 from tlp.settings import Settings
 
 _RECENT_RUNS = 10
@@ -200,7 +200,7 @@ def _schedules(settings: Settings, services: ServicesView, now: datetime) -> lis
     api_url = os.environ.get("PREFECT_API_URL") or services.prefect_api_url
     if api_url:
         found = ask(api_url, now)
-        return [] if found is None else schedule_warnings(found, now, api_url.removesuffix("/").removesuffix("/api"))
+        return [] if found is None else schedule_warnings(found, now, schedule_page(api_url))
     try:
         scheduled = json.loads(settings.deployed_path.read_text())["scheduled"]
     except (FileNotFoundError, ValueError, KeyError):

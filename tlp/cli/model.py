@@ -8,6 +8,7 @@ import typer
 
 from tlp.cli._context import open_all
 from tlp.cli._output import Output, command, group
+from tlp.report.progress import say
 
 Version = Annotated[str, typer.Argument(metavar="VERSION", help="Version number.")]
 Family = Annotated[str | None, typer.Option(help="ISA family; needed only if the fleet has several.")]
@@ -63,7 +64,10 @@ def promote(
     if device is not None:
         family = store.get_device(device).family
     chosen = _family(store, registry, family)
-    number = registry.resolve(chosen, ref=wanted).version
+    found = registry.resolve(chosen, ref=wanted)
+    number = found.version
+    if found.tags.get("gate") == "failed":
+        say(f"version {number} did not pass the gate, and is promoted because you say so: tlp model show {number}")
     alias = "champion" if device is None else pin_alias(device)
     event = registry.promote(chosen, number, reason=reason, by=Actor.PERSON, alias=alias)
     return _moved(event, f"{alias} of {registry.model_name(chosen)} is version {number} already")

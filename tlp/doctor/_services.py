@@ -66,11 +66,12 @@ def schedules(settings: Settings) -> str:
     found = services.ask(api_url, now)
     if found is None or not found.deployments:
         raise SkippedError("nothing is deployed: tlp deploy")
-    problems = services.schedule_warnings(found, now, api_url.removesuffix("/").removesuffix("/api"))
-    if problems:
-        raise ServiceError("; ".join(problems), next_command="tlp status")
+    problems = services.schedule_warnings(found, now, services.schedule_page(api_url))
+    if found.late:
+        fix = "tlp up" if not found.workers_online else f"{services.schedule_page(api_url)}/runs"
+        raise ServiceError("; ".join(problems), next_command=fix)
     active = sum(s.get("active", True) for row in found.deployments for s in row.get("schedules") or [])
-    return f"{active} active, none late"
+    return "; ".join([f"{active} active, none late", *problems])  # what is paused is a person's choice
 
 
 def aliases(settings: Settings) -> str:

@@ -12,7 +12,7 @@ from tlp._faults import reached
 from tlp.errors import InvalidInputError, NotFoundError, RegistryError
 from tlp.registry import _history
 from tlp.registry._mlflow import retrying
-from tlp.registry._read import Reader, none_if_missing
+from tlp.registry._read import Reader, none_if_missing, numbers
 from tlp.registry._types import CHAMPION, REJECTED, rejected_tag
 
 if TYPE_CHECKING:
@@ -85,7 +85,10 @@ class Mover:
         tag = rejected_tag(alias)
         if from_version is not None and _history.is_step_back(from_version, to_version):
             self._reject(model, from_version, tag, f"{alias} was moved away by a person")
-        if to_version is not None and tag in self._read.get(model, to_version).tags:
+        if to_version is None:
+            return
+        target = none_if_missing(lambda: self._client.get_model_version(model, str(to_version)))
+        if target is not None and tag in target.tags:  # an alias may name a version that is not there
             retrying(lambda: self._client.delete_model_version_tag(model, str(to_version), tag))
 
     def _reject(self, model: str, version: int, tag: str, reason: str) -> None:
@@ -121,7 +124,7 @@ class Mover:
         registered = self._read.registered(model)
         if registered is None:
             return []
-        aliases = {str(alias): int(version) for alias, version in registered.aliases.items()}
+        aliases = numbers(registered)
         recorded: dict[str, list[ModelEvent]] = {}
         for event in self._store.model_events(model=model):
             recorded.setdefault(event.alias, []).append(event)

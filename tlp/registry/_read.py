@@ -28,6 +28,11 @@ def none_if_missing(call: Callable[[], T]) -> T | None:
         raise
 
 
+def numbers(registered: Any) -> dict[str, int]:
+    """Alias → version of MLflow's entity. A row edited by hand may hold anything: no number points nowhere."""
+    return {str(alias): int(at) for alias, at in registered.aliases.items() if str(at).isdecimal()}
+
+
 class Reader:
     """Questions to the registry of one client. Raises MLflow's own errors, and NotFoundError where said."""
 
@@ -44,7 +49,7 @@ class Reader:
     def aliases(self, model: str) -> dict[str, int]:
         """Alias → version; {} for a model that is not there. Never from a search: over HTTP those come without."""
         found = self.registered(model)
-        return {} if found is None else {str(alias): int(version) for alias, version in found.aliases.items()}
+        return {} if found is None else numbers(found)
 
     def registered(self, model: str) -> Any:
         """MLflow's entity with tags and aliases; None if there is no such model."""
@@ -89,7 +94,8 @@ class Reader:
         if not versions:
             raise NotFoundError(f"{model} has no version yet", next_command="tlp train")
         raise NotFoundError(
-            f"{model} has no alias {ref!r}; its versions are {', '.join(str(v.version) for v in versions)}",
+            f"{model} has no alias {ref!r}; its versions are {', '.join(str(v.version) for v in versions)}: "
+            "promote one (tlp model promote), name one (--model VERSION), or do without (--model xgb)",
             next_command="tlp model list",
         )
 

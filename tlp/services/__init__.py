@@ -4,7 +4,7 @@
 """
 
 from tlp.services._commands import POOL, prefect_env
-from tlp.services._schedules import Schedules, ask, schedule_warnings
+from tlp.services._schedules import Schedules, ask, schedule_page, schedule_warnings
 from tlp.services._state import Service, ServicesView, look, prefect_api_url
 from tlp.services._updown import down, temporary_services, up
 
@@ -18,6 +18,7 @@ __all__ = [
     "look",
     "prefect_api_url",
     "prefect_env",
+    "schedule_page",
     "schedule_warnings",
     "temporary_services",
     "up",

@@ -69,6 +69,11 @@ def _rows(client: httpx.Client, path: str, body: Mapping[str, Any]) -> list[dict
     return found
 
 
+def schedule_page(api_url: str) -> str:
+    """The page for people of the server with that API."""
+    return api_url.removesuffix("/").removesuffix("/api")
+
+
 def schedule_warnings(found: Schedules, now: datetime, page_url: str) -> list[str]:
     """One sentence per paused schedule and per deployment with late runs, the next step at its end.
 

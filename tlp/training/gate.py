@@ -156,7 +156,8 @@ def judge(
     """
     problems = [f"{device}: {what}, so it cannot rank" for device, what in (defects or {}).items()]
     problems += [
-        f"{device}: no held-out task has two measured programs there, so the candidate cannot be judged"
+        f"{device}: no held-out task has two measured programs there, so the candidate cannot be judged: "
+        f"tlp measure {device} --network NAME of a held-out network (tlp network list)"
         for device in trained
         if device not in report.devices
     ]

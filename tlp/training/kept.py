@@ -24,6 +24,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from pydantic import TypeAdapter
+
 from tlp.errors import InvalidInputError, RegistryError
 
 if TYPE_CHECKING:
@@ -110,8 +112,8 @@ class KeptCandidate:
     def judged(self) -> Judged | None:
         """The verdict; None if there is none yet (or it cannot be read: it is spoken anew)."""
         try:
-            return Judged(**json.loads((self.folder / _JUDGED).read_text()))
-        except (OSError, ValueError, TypeError):
+            return TypeAdapter(Judged).validate_json((self.folder / _JUDGED).read_text())
+        except (OSError, ValueError):
             return None
 
     def keep_verdict(self, judged: Judged) -> None:
@@ -181,9 +183,7 @@ def _read(folder: Path) -> Facts:
         value = json.loads((folder / _MANIFEST).read_text())
         if value.pop("format") != FORMAT:
             raise ValueError("another format")
-        for name in ("held_networks", "warnings"):
-            value[name] = tuple(value[name])
-        return Facts(**value)
+        return TypeAdapter(Facts).validate_python(value)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as exc:
         raise RegistryError(
             f"the kept model {folder} cannot be read ({exc})", next_command="tlp train --dry-run"
@@ -191,7 +191,7 @@ def _read(folder: Path) -> Facts:
 
 
 def _set_aside(folder: Path, why: str) -> None:
-    aside = folder.with_name(f"{_ASIDE}damaged-{folder.name}")
+    aside = folder.with_name(f"{_ASIDE}damaged-{folder.name}-{uuid.uuid4().hex[:8]}")
     log.warning("%s; it is set aside as %s", why, aside)
     os.replace(folder, aside)  # noqa: PTH105
 

@@ -17,7 +17,14 @@ import tenacity
 from storage import DeviceState, MeasurementStore
 from tlp import runs
 from tlp._faults import reached
-from tlp.errors import BusyError, InvalidInputError, ModelFormatError, RegistryError, RegistryUnavailableError
+from tlp.errors import (
+    BusyError,
+    InvalidInputError,
+    ModelFormatError,
+    NotFoundError,
+    RegistryError,
+    RegistryUnavailableError,
+)
 from tlp.model.checkpoint import MANIFEST, Checkpoint, Manifest
 from tlp.registry import VersionFacts, model_name
 from tlp.report import gate_page, plots
@@ -91,6 +98,7 @@ def submit_kept(
     done = []
     for candidate in keeping.find(settings, key):
         try:
+            _check_belongs(store, candidate)
             with runs.train_lock(settings, candidate.facts.key):
                 if candidate.folder.is_dir():
                     done.append(submit(store, settings, registry, candidate))
@@ -98,9 +106,22 @@ def submit_kept(
             continue
         except ModelFormatError as exc:
             candidate.set_aside(exc.message)
+        except (AttributeError, KeyError, TypeError, ValueError) as exc:  # files of an older release, or edited
+            candidate.set_aside(f"the kept model {candidate.folder} cannot be used ({type(exc).__name__}: {exc})")
         except RegistryError as exc:
             log.warning("%s", exc.message)
     return done
+
+
+def _check_belongs(store: MeasurementStore, candidate: KeptCandidate) -> None:
+    """Raises ModelFormatError: the store has not what it must be judged on, so it was trained on another one."""
+    try:
+        store.get_device(candidate.facts.device)
+        store.get_workloads(sorted({workload for tasks in candidate.facts.holdout.values() for workload in tasks}))
+    except NotFoundError as exc:
+        raise ModelFormatError(
+            f"the kept model {candidate.folder} does not belong to this store: {exc.message}", next_command="tlp train"
+        ) from exc
 
 
 def submit(
@@ -283,7 +304,10 @@ def _manifest(candidate: KeptCandidate) -> Manifest:
     """Without a look at the weights, which may be what is wrong. Raises ModelFormatError."""
     path = candidate.checkpoint_dir / MANIFEST
     try:
-        return Manifest.from_json(json.loads(path.read_text()))
+        value = json.loads(path.read_text())
+        if not isinstance(value, dict):
+            raise ValueError("it is not a JSON object")
+        return Manifest.from_json(value)
     except (OSError, ValueError) as exc:
         raise ModelFormatError(f"{path} cannot be read: {exc}", next_command="tlp train") from exc
 

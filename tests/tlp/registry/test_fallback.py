@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -81,6 +83,17 @@ def test_rejected_versions_are_not_fallen_back_to(three: Registry, mlflow_settin
     client_of(mlflow_settings).set_model_version_tag(MODEL, "2", "rejected", "bad")
     delete_files(three, 3)
     assert used(three)[0] == 1
+
+
+@pytest.mark.parametrize(("nowhere", "good"), [("99", 3), ("abc", 2)])
+def test_an_alias_that_names_no_version(three: Registry, mlflow_settings: Settings, nowhere: str, good: int) -> None:
+    """As a hand in the database leaves it. A number is a move, taken as the person's; no number, as taking it away."""
+    path = mlflow_settings.mlflow_tracking_uri.removeprefix("sqlite:///")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE registered_model_aliases SET version = ?", (nowhere,))
+    assert used(three)[0] == good
+    three.reconcile()
+    assert used(three)[0] == good
 
 
 def test_a_pin(three: Registry, mlflow_settings: Settings) -> None:
