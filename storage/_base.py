@@ -78,8 +78,18 @@ class MeasurementStore(ABC):
         """All devices by name."""
 
     @abstractmethod
-    def set_device_state(self, name: str, state: DeviceState, reason: str) -> None:
-        """Append a device event; a no-op if the device is in `state` already. Raises NotFoundError."""
+    def set_device_state(self, name: str, state: DeviceState, reason: str, *, unretire: bool = False) -> DeviceState:
+        """Append a device event; a no-op if the device is in `state` already, or is RETIRED.
+
+        A person retires a device, so work that is under way must not undo it: only `unretire` leaves that state. It is
+        looked at in the same transaction.
+
+        Returns:
+            The state the device is in now: `state`, or RETIRED.
+
+        Raises:
+            NotFoundError: no such device.
+        """
 
     @abstractmethod
     def device_events(self, name: str) -> list[DeviceEvent]:

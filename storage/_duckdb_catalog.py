@@ -83,15 +83,18 @@ class CatalogTables(MeasurementStore):
             rows = con.execute(f"{_DEVICES} ORDER BY d.name").fetchall()
         return [_device(row) for row in rows]
 
-    def set_device_state(self, name: str, state: DeviceState, reason: str) -> None:
+    def set_device_state(self, name: str, state: DeviceState, reason: str, *, unretire: bool = False) -> DeviceState:
         with self._connector.writing() as con:
             rows = con.execute(
                 "SELECT state FROM device_events WHERE device = ? ORDER BY event_no DESC LIMIT 1", [name]
             ).fetchall()
             if not rows:
                 raise not_found("device", name, _names(con, "devices"), "tlp device list")
-            if rows[0][0] != str(state):
-                _add_device_event(con, name, state, reason)
+            now = DeviceState(rows[0][0])
+            if now is state or (now is DeviceState.RETIRED and not unretire):
+                return now
+            _add_device_event(con, name, state, reason)
+        return state
 
     def device_events(self, name: str) -> list[DeviceEvent]:
         with self._connector.reading() as con:

@@ -86,12 +86,14 @@ class MemoryStore(MemoryQuality):
         with self._lock:
             return [_fresh_device(self._devices[name]) for name in sorted(self._devices)]
 
-    def set_device_state(self, name: str, state: DeviceState, reason: str) -> None:
+    def set_device_state(self, name: str, state: DeviceState, reason: str, *, unretire: bool = False) -> DeviceState:
         with self._lock:
             device = self.get_device(name)
-            if device.state != state:
-                self._devices[name] = replace(device, state=state)
-                self._device_events.append(DeviceEvent(name, now_utc(), state, reason))
+            if device.state is state or (device.state is DeviceState.RETIRED and not unretire):
+                return device.state
+            self._devices[name] = replace(device, state=state)
+            self._device_events.append(DeviceEvent(name, now_utc(), state, reason))
+            return state
 
     def device_events(self, name: str) -> list[DeviceEvent]:
         with self._lock:

@@ -59,6 +59,8 @@ def probation(store: MeasurementStore, name: str, settings: Settings) -> Probati
             row.append(event)
         elif event.state is not DeviceState.MEASURING or not event.reason.startswith(_PROBE):
             break
+    if not row:  # retired or resumed between the two looks
+        return None
     failed = len(row) - 1
     pause_s = min(settings.probe_first_s * 2.0 ** min(failed, 64), settings.probe_longest_s)
     return Probation(row[-1].at, failed, row[0].at, row[0].at + timedelta(seconds=pause_s), row[0].reason)
@@ -68,12 +70,17 @@ def try_now(store: MeasurementStore, settings: Settings, name: str, runner: Runn
     """Probe a quarantined device with a small kernel, whether it is due or not; True if it is back in work.
 
     The device goes back to the state it was quarantined in, or gets one more QUARANTINED event with the reason.
+
+    Raises:
+        NotFoundError: no such device.
+        UserError: a person retired it meanwhile; it stays so.
     """
     found = probation(store, name, settings)
     if found is None:
+        runs.require_not_retired(store, name)
         return True
     number = found.failed_probes + 1
-    store.set_device_state(name, DeviceState.MEASURING, f"{_PROBE} {number}")
+    runs.move(store, name, DeviceState.MEASURING, f"{_PROBE} {number}")
     why: str | None = "it was interrupted"
     try:
         outcome = probe(store.get_device(name).target, runner)
@@ -81,10 +88,12 @@ def try_now(store: MeasurementStore, settings: Settings, name: str, runner: Runn
     except DeviceError as exc:
         why = exc.message
     finally:
-        # Whatever became of it: its life goes on from QUARANTINED.
+        # Whatever became of it: its life goes on from QUARANTINED, unless a person retired it.
         store.set_device_state(name, DeviceState.QUARANTINED, f"{_PROBE} {number} {'failed: ' + why if why else 'ok'}")
+    runs.require_not_retired(store, name)
     if why is None:
-        runs.resume(store, name, f"back by itself, {_PROBE} {number} ran")
+        before = runs.state_before(store, name, *runs.BUSY, *runs.OUT_OF_WORK)
+        runs.move(store, name, before, f"back by itself, {_PROBE} {number} ran")
     return why is None
 
 
@@ -93,7 +102,8 @@ def require_in_work(store: MeasurementStore, settings: Settings, name: str) -> N
 
     Raises:
         NotFoundError: no such device.
-        UserError: it is quarantined and stays so; the message says why and when it is probed next.
+        UserError: it is quarantined and stays so, the message says why and when it is probed next; or it was retired
+            during the probe.
     """
     from tlp.measure.endpoint import open_runner
 
@@ -123,6 +133,18 @@ def require_in_work(store: MeasurementStore, settings: Settings, name: str) -> N
     )
 
 
+def set_aside(store: MeasurementStore, name: str, cause: DeviceError) -> None:
+    """Within a run: quarantine the device, with the error's message as the reason.
+
+    Raises:
+        UserError: a person retired it meanwhile; it stays so.
+    """
+    try:
+        runs.move(store, name, DeviceState.QUARANTINED, cause.message)
+    except UserError as exc:
+        raise exc from cause
+
+
 def wait_for_return(
     store: MeasurementStore,
     settings: Settings,
@@ -138,12 +160,17 @@ def wait_for_return(
         name: the device.
         runner: of the device.
         sleep: waits that many seconds.
+
+    Raises:
+        NotFoundError: no such device.
+        UserError: a person retired it meanwhile; it stays so.
     """
     end = time.monotonic() + settings.probe_patience_s
     while True:
         found = probation(store, name, settings)
         if found is None:
-            return True
+            runs.require_not_retired(store, name)
+            return True  # a person resumed it
         wait_s = found.due_in_s(datetime.now(UTC))
         if time.monotonic() + wait_s > end:
             return False

@@ -121,14 +121,39 @@ def _sigterm_as_exception() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
 
 
+def require_not_retired(store: MeasurementStore, name: str) -> None:
+    """Raise UserError, with the person's reason, if that device is retired."""
+    event = store.device_events(name)[-1]
+    if event.state is DeviceState.RETIRED:
+        raise UserError(
+            f"device {name!r} is retired since {event.at:%Y-%m-%d %H:%M} UTC ({event.reason})",
+            next_command=f"tlp device resume {name}",
+        )
+
+
+def move(store: MeasurementStore, name: str, state: DeviceState, reason: str) -> None:
+    """Set a device's state for work that is under way.
+
+    Raises:
+        NotFoundError: no such device.
+        UserError: a person retired it meanwhile; it stays so.
+    """
+    if store.set_device_state(name, state, reason) is not state:
+        require_not_retired(store, name)
+
+
 @contextmanager
 def device_activity(store: MeasurementStore, name: str, state: DeviceState, reason: str) -> Iterator[None]:
     """The device is in `state` (MEASURING or TRAINING) for the length of the body, then in the one before its work.
 
     A body that set another state itself (SERVING after a promotion, QUARANTINED) is left with it. Where measuring and
     training overlap, neither leaves the device in the other's state.
+
+    Raises:
+        NotFoundError: no such device.
+        UserError: it is retired.
     """
-    store.set_device_state(name, state, reason)
+    move(store, name, state, reason)
     try:
         yield
     finally:
@@ -181,7 +206,7 @@ def resume(store: MeasurementStore, device: str, reason: str) -> None:
             next_command=f"tlp device show {device}",
         )
     # A run that was under way when it went out of work is over.
-    store.set_device_state(device, state_before(store, device, *BUSY, *OUT_OF_WORK), reason)
+    store.set_device_state(device, state_before(store, device, *BUSY, *OUT_OF_WORK), reason, unretire=True)
 
 
 @contextmanager

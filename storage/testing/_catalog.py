@@ -101,6 +101,15 @@ class CatalogContract:
         ]
         assert before.state is DeviceState.ENROLLED
 
+    @pytest.mark.parametrize("state", [s for s in DeviceState if s is not DeviceState.RETIRED])
+    def test_retired_is_left_only_by_who_says_so(self, store: MeasurementStore, state: DeviceState) -> None:
+        store.add_device(example_device(), "test")
+        assert store.set_device_state("cpu0", DeviceState.RETIRED, "sold") is DeviceState.RETIRED
+        assert store.set_device_state("cpu0", state, "a run goes on") is DeviceState.RETIRED
+        assert [e.reason for e in store.device_events("cpu0")] == ["test", "sold"]
+        assert store.set_device_state("cpu0", state, "bought back", unretire=True) is state
+        assert store.get_device("cpu0").state is state
+
     def test_rows_are_frozen_and_the_callers_own(self, store: MeasurementStore) -> None:
         store.add_device(example_device(), "test")
         device = store.get_device("cpu0")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import tlp.measure
-from storage import DeviceState, MeasurementStore, Network, NetworkTask, RunKind, open_store
+from storage import DeviceState, MeasurementStore, Network, NetworkTask, RunKind, RunState, open_store
 from storage.testing import example_device
 from tlp import pipeline, quarantine, runs
 from tlp.errors import AllFailedError, DeviceLostError, StoreError, UserError
@@ -22,6 +22,7 @@ from tlp.settings import Settings
 
 TARGET = {"kind": "llvm", "mcpu": "x86-64-v2", "num-cores": 1}
 QUARANTINED = DeviceState.QUARANTINED
+RETIRED = DeviceState.RETIRED
 
 
 @pytest.fixture
@@ -144,6 +145,65 @@ def test_a_run_waits_for_its_device_and_loses_nothing(store, limits):
     states = [event.state for event in store.device_events("board")]
     assert states.count(QUARANTINED) == 4  # the loss, two probes that failed, one that ran
     assert states[-1] is DeviceState.ENROLLED
+
+
+class RetiredWhen(FakeRunner):
+    """Lost from the 6th use on; a person retires the device at its `when`-th use."""
+
+    def __init__(self, store: MeasurementStore, when: int, lost_until: int = 999) -> None:
+        self.used = 0
+
+        def lost() -> bool:
+            self.used += 1
+            if self.used == when:
+                store.set_device_state("board", RETIRED, "sold")
+            return 6 <= self.used <= lost_until
+
+        super().__init__(lost=lost)
+
+
+@pytest.mark.parametrize(("when", "lost_until"), [(6, 999), (7, 999), (7, 6)], ids=["at loss", "bad probe", "ok probe"])
+def test_a_run_does_not_undo_a_persons_retire(store, limits, when, lost_until):
+    with pytest.raises(UserError, match=r"'board' is retired since .*\(sold\)") as caught:
+        measure(store, limits, "board", RetiredWhen(store, when, lost_until), probe_first_s=0.01)
+    assert caught.value.next_command == "tlp device resume board"
+    assert store.device_events("board")[-1].reason == "sold"
+    assert store.get_device("board").state is RETIRED
+    assert store.measurements(device="board").height == 5
+    [run] = store.list_runs()
+    assert run.state is RunState.FAILED and "(sold)" in run.reason
+    runs.resume(store, "board", "bought back")
+    assert store.get_device("board").state is DeviceState.ENROLLED
+
+
+@pytest.mark.parametrize(("state", "back"), [(RETIRED, None), (DeviceState.ENROLLED, True)])
+def test_what_a_person_does_while_a_run_waits(store, limits, state, back):
+    quarantined(store, 0)
+
+    def sleep(_seconds: float) -> None:
+        if state is RETIRED:
+            store.set_device_state("board", RETIRED, "sold")
+        else:
+            runs.resume(store, "board", "works again")
+
+    def wait() -> bool:
+        return quarantine.wait_for_return(store, limits, "board", FakeRunner(), sleep)
+
+    if back is None:
+        with pytest.raises(UserError, match="sold"):
+            wait()
+    else:
+        assert wait()
+    assert store.get_device("board").state is state
+    assert len(store.device_events("board")) == 4  # and it was not probed
+
+
+def test_a_device_retired_between_two_looks_is_on_no_probation(store, limits, monkeypatch):
+    quarantined(store, 0)
+    before = store.get_device("board")
+    store.set_device_state("board", RETIRED, "sold")
+    monkeypatch.setattr(store, "get_device", lambda _name: before)
+    assert quarantine.probation(store, "board", limits) is None
 
 
 def test_a_run_gives_up_when_its_patience_is_over_and_other_devices_do_not_notice(store, limits):

@@ -13,8 +13,9 @@ import pytest
 
 from storage import Device, DeviceState, DuckDBStore, MemoryStore, RunKind, RunState
 from tlp import _process, runs
-from tlp.errors import BusyError, DeviceError, InvalidInputError
+from tlp.errors import BusyError, DeviceError, InvalidInputError, UserError
 from tlp.settings import Settings
+from tlp.training.submit import mark_serving
 
 
 @pytest.fixture
@@ -148,6 +149,62 @@ def test_reap_leaves_a_device_at_work_alone(store: MemoryStore) -> None:
     ):
         runs.reap(store)
         assert store.get_device("cpu0").state is DeviceState.MEASURING
+    assert store.get_device("cpu0").state is DeviceState.ENROLLED
+
+
+@pytest.mark.parametrize("busy", [DeviceState.MEASURING, DeviceState.TRAINING])
+def test_no_work_starts_on_a_device_that_was_just_retired(store: MemoryStore, busy: DeviceState) -> None:
+    store.set_device_state("cpu0", DeviceState.RETIRED, "sold")
+    with (
+        pytest.raises(UserError, match=r"is retired since .*\(sold\)") as caught,
+        runs.device_activity(store, "cpu0", busy, "run"),
+    ):
+        pytest.fail("the body ran")
+    assert caught.value.next_command == "tlp device resume cpu0"
+    assert store.get_device("cpu0").state is DeviceState.RETIRED
+
+
+class RetiredInBetween(MemoryStore):
+    """A person retires the device right after the next look at it."""
+
+    armed = False
+
+    def get_device(self, name: str) -> Device:
+        found = super().get_device(name)
+        self._retire()
+        return found
+
+    def list_devices(self) -> list[Device]:
+        found = super().list_devices()
+        self._retire()
+        return found
+
+    def _retire(self) -> None:
+        if self.armed:
+            self.armed = False
+            self.set_device_state("cpu0", DeviceState.RETIRED, "sold")
+
+
+def test_a_person_retires_between_the_look_and_the_step() -> None:
+    store = RetiredInBetween()
+    add_device(store, "cpu0")
+    with runs.device_activity(store, "cpu0", DeviceState.MEASURING, "run"):
+        store.armed = True
+    assert store.get_device("cpu0").state is DeviceState.RETIRED
+
+    store = RetiredInBetween()
+    add_device(store, "cpu0")
+    store.set_device_state("cpu0", DeviceState.MEASURING, "run")
+    store.armed = True
+    runs.reap(store)
+    assert store.get_device("cpu0").state is DeviceState.RETIRED
+
+    store = RetiredInBetween()
+    add_device(store, "cpu0")
+    store.armed = True
+    mark_serving(store, ["cpu0"], "promoted")
+    assert store.get_device("cpu0").state is DeviceState.RETIRED
+    runs.resume(store, "cpu0", "bought back")
     assert store.get_device("cpu0").state is DeviceState.ENROLLED
 
 

@@ -26,8 +26,8 @@ from tlp.measure._types import MeasureInput, MeasureOutcome, Runner
 from tlp.measure.canary import CanaryWatch
 from tlp.measure.endpoint import require_measurable
 from tlp.measure.samplers import RandomSampler, Sampler
-from tlp.quarantine import wait_for_return
-from tlp.runs import device_activity
+from tlp.quarantine import set_aside, wait_for_return
+from tlp.runs import device_activity, move
 from tlp.settings import Settings
 
 if TYPE_CHECKING:
@@ -98,7 +98,8 @@ def measure_device(
     Raises:
         NotFoundError: no such device or workload, or no network yet.
         InvalidInputError: samples < 1.
-        UserError: the device cannot be measured (retired, quarantined, of a data set).
+        UserError: the device cannot be measured (retired, quarantined, of a data set); or it was lost or failed, and a
+            person has retired it meanwhile: it stays so.
         AllFailedError: as many programs as make a batch failed in a row; the device is QUARANTINED.
         DeviceLostError: the device was lost and not back within `settings.probe_patience_s`; it is QUARANTINED.
         DeviceError: the runner cannot measure anything.
@@ -121,10 +122,10 @@ def measure_device(
             try:
                 return session.report(session.run(candidates, runner))
             except (AllFailedError, DeviceLostError) as exc:
-                store.set_device_state(device, DeviceState.QUARANTINED, exc.message)
+                set_aside(store, device, exc)
                 if not isinstance(exc, DeviceLostError) or not wait_for_return(store, settings, device, runner):
                     raise
-            store.set_device_state(device, DeviceState.MEASURING, f"run {run_id} goes on")
+            move(store, device, DeviceState.MEASURING, f"run {run_id} goes on")
 
 
 def _workloads(store: MeasurementStore, workload_ids: Sequence[str] | None) -> list[Workload]:

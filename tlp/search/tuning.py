@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from storage import Device, DeviceState, MeasurementState, MeasurementStore, Network, Run, RunKind, RunState
-from tlp import runs
+from tlp import quarantine, runs
 from tlp.errors import AllFailedError, DeviceLostError, InvalidInputError, UserError
 from tlp.measure import Runner
 from tlp.measure.canary import CanaryWatch
@@ -95,7 +95,7 @@ def tune(
     Raises:
         NotFoundError: no such network or device.
         InvalidInputError: trials < 1, or no such search.
-        UserError: the device cannot be measured; nothing to resume.
+        UserError: the device cannot be measured, or was retired meanwhile; nothing to resume.
         BusyError: another run measures the device.
         AllFailedError: nothing but failures; the device is QUARANTINED.
         TlpError: of `model.refresh` before the first round, of the runner, of the store.
@@ -130,7 +130,7 @@ def tune(
                 again = remeasure(store, settings, machine, run_ids, session.tasks, runner, watch)
                 _take_best(store, device, session.tasks)
             except (AllFailedError, DeviceLostError) as exc:
-                store.set_device_state(device, DeviceState.QUARANTINED, exc.message)
+                quarantine.set_aside(store, device, exc)
                 raise
             finally:
                 run.result = {"trials": session.trials, "model_version": session.version}

@@ -187,6 +187,19 @@ def test_all_failing_ends_the_run_and_quarantines(store: MemoryStore, small: Set
         start(store, small)
 
 
+def test_a_device_retired_while_it_is_tuned_stays_retired(store: MemoryStore, small: Settings) -> None:
+    class Retiring(FakeRunner):
+        def measure(self, inputs: Iterable[MeasureInput]) -> Iterator[MeasureOutcome]:
+            store.set_device_state("a", DeviceState.RETIRED, "sold")
+            return super().measure(inputs)
+
+    with pytest.raises(UserError, match="sold") as caught:
+        start(store, small, trials=100, runner=Retiring(fail_every=1))
+    assert isinstance(caught.value.__cause__, AllFailedError)
+    assert store.get_device("a").state is DeviceState.RETIRED
+    assert "sold" in str(store.list_runs(kind=RunKind.TUNE)[0].reason)
+
+
 def test_an_exhausted_space_ends_early_and_says_so(
     store: MemoryStore, small: Settings, workloads: tuple[Any, ...]
 ) -> None:
