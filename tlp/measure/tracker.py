@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import reprlib
 import socket
 import struct
+import time
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
@@ -19,6 +21,8 @@ from tlp.errors import DeviceError, InvalidInputError
 MAGIC: Final = 0x2F271
 MAX_MESSAGE_BYTES: Final = 1 << 20  # the tracker's own limit
 _SUCCESS, _REQUEST, _SUMMARY = 0, 4, 6
+# No JSON, or JSON that no tracker writes: nested a thousand deep, a number that is no integer (1e999).
+_UNREADABLE: Final = (ValueError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ def parse_address(text: str) -> tuple[str, int]:
     """
     host, colon, port = text.strip().rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+    if not colon or not host or not port.isdecimal() or len(port) > 5 or not 0 < int(port) < 1 << 16:
         raise InvalidInputError(
             f"tracker {text!r} is not HOST:PORT, e.g. 192.168.1.5:9190", next_command="tlp device enroll --help"
         )
@@ -65,7 +69,7 @@ def answers(host: str, port: int, timeout_s: float) -> bool:
     try:
         with socket.create_connection((host, port), timeout=timeout_s):
             return True
-    except OSError:
+    except (OSError, ValueError):  # ValueError: no host can have that name, see `TrackerClient`
         return False
 
 
@@ -74,7 +78,8 @@ class TrackerClient:
 
     Args:
         address: `HOST:PORT`.
-        timeout_s: longest wait for the connection and for every answer, seconds; None in `request` waits for ever.
+        timeout_s: longest wait for the connection and for every whole answer, seconds, however slowly it comes; None in
+            `request` waits for ever.
 
     Raises:
         InvalidInputError: the address is not of that form.
@@ -88,13 +93,18 @@ class TrackerClient:
         try:
             self._socket = socket.create_connection((host, port), timeout=timeout_s)
         except OSError as exc:
-            raise self._error(exc) from exc
+            raise self._error(exc, timeout_s) from exc
+        except ValueError as exc:  # UnicodeError of the IDNA encoder
+            raise DeviceError(
+                f"the tracker at {address!r} cannot be asked: no host is named {host!r} ({exc})",
+                next_command="tlp device enroll --help",
+            ) from exc
         try:
             self._socket.sendall(struct.pack("<i", MAGIC))
-            (magic,) = struct.unpack("<i", self._read(4))
+            (magic,) = struct.unpack("<i", self._read(4, time.monotonic() + timeout_s))
         except OSError as exc:
             self.close()
-            raise self._error(exc) from exc
+            raise self._error(exc, timeout_s) from exc
         if magic != MAGIC:
             self.close()
             raise DeviceError(
@@ -132,8 +142,8 @@ class TrackerClient:
                 )
                 for key in dict.fromkeys([*keys, *waiting])
             }
-        except (KeyError, TypeError, ValueError, AttributeError) as exc:
-            raise DeviceError(f"the tracker at {self.address} gave a summary that cannot be read: {summary}") from exc
+        except (*_UNREADABLE, KeyError, TypeError, AttributeError) as exc:
+            raise self._nonsense(f"gave a summary that cannot be read: {reprlib.repr(summary)}") from exc
 
     def queue(self, key: str) -> Queue:
         """One key; all zero if the tracker does not know it."""
@@ -149,38 +159,47 @@ class TrackerClient:
         try:
             host, port, match_key = found
             return Assignment(str(host), int(port), str(match_key))
-        except (TypeError, ValueError) as exc:
-            raise DeviceError(f"the tracker at {self.address} gave no board: {found!r}") from exc
+        except (*_UNREADABLE, TypeError) as exc:
+            raise self._nonsense(f"gave no board: {reprlib.repr(found)}") from exc
 
     def _ask(self, message: list[Any], timeout_s: float | None) -> Any:
         data = json.dumps(message).encode()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
             self._socket.settimeout(self._timeout_s)
             self._socket.sendall(struct.pack("<i", len(data)) + data)
-            self._socket.settimeout(timeout_s)
-            (size,) = struct.unpack("<i", self._read(4))
+            (size,) = struct.unpack("<i", self._read(4, deadline))
             if not 0 < size <= MAX_MESSAGE_BYTES:
-                raise DeviceError(f"the tracker at {self.address} announced a message of {size} bytes")
-            answer = json.loads(self._read(size))
+                raise self._nonsense(f"announced a message of {size} bytes")
+            answer = json.loads(self._read(size, deadline))
         except OSError as exc:
-            raise self._error(exc) from exc
-        except ValueError as exc:
-            raise DeviceError(f"the tracker at {self.address} said what cannot be read: {exc}") from exc
+            raise self._error(exc, self._timeout_s if timeout_s is None else timeout_s) from exc
+        except _UNREADABLE as exc:
+            raise self._nonsense(f"said what cannot be read: {exc}") from exc
         if not isinstance(answer, list) or len(answer) != 2 or answer[0] != _SUCCESS:
-            raise DeviceError(f"the tracker at {self.address} refused: {answer!r}")
+            raise self._nonsense(f"refused: {reprlib.repr(answer)}")
         return answer[1]
 
-    def _read(self, count: int) -> bytes:
+    def _read(self, count: int, deadline: float | None) -> bytes:
+        """That many bytes, all of them before `deadline` of the monotonic clock."""
         parts = bytearray()
         while len(parts) < count:
+            # The socket's limit is one per `recv`: every byte that trickles in would start it anew.
+            left_s = None if deadline is None else deadline - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                raise TimeoutError
+            self._socket.settimeout(left_s)
             chunk = self._socket.recv(count - len(parts))
             if not chunk:
                 raise ConnectionResetError("the connection was closed")
             parts += chunk
         return bytes(parts)
 
-    def _error(self, exc: OSError) -> DeviceError:
-        why = f"no answer within {self._timeout_s:g} s" if isinstance(exc, TimeoutError) else exc.strerror or str(exc)
+    def _nonsense(self, what: str) -> DeviceError:
+        return DeviceError(f"the tracker at {self.address} {what}", next_command=self._start())
+
+    def _error(self, exc: OSError, timeout_s: float) -> DeviceError:
+        why = f"no answer within {timeout_s:g} s" if isinstance(exc, TimeoutError) else exc.strerror or str(exc)
         return DeviceError(f"the tracker at {self.address} does not answer: {why}", next_command=self._start())
 
     def _start(self) -> str:
