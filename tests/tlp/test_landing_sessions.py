@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,7 +16,8 @@ import pytest
 from storage import DuckDBStore, Network, NetworkTask, RunKind
 from storage.testing import Scene, example_device
 from tests.tlp import small_fleet
-from tlp import landing, runs
+from tlp import landing, pipeline, runs
+from tlp.errors import BusyError
 from tlp.measure import MeasureInput, MeasureOutcome, session
 from tlp.measure.fake import FakeRunner
 from tlp.measure.session import RandomSampler, measure_device
@@ -33,7 +35,7 @@ def through_landing(settings: Settings) -> Settings:
 @pytest.fixture
 def store(through_landing: Settings) -> DuckDBStore:
     made = DuckDBStore(through_landing.store_path, lock_timeout_s=30.0)
-    made.add_device(example_device("cpu0", target=TARGET), "test")
+    made.add_device(replace(example_device("cpu0", target=TARGET), min_samples=8), "test")
     workload = small_fleet.workload("dense_16_64")
     task = NetworkTask(workload.workload_id, workload.name, 1)
     made.add_network(Network("net", True, "builtin:test", datetime.now(UTC), (task,)), [workload])
@@ -165,3 +167,53 @@ def test_what_waits_and_what_was_set_aside_is_said(tmp_path: Any, monkeypatch: p
     assert text == (
         f"1 landing files were set aside, the reason of each is beside it: ls {settings.landing_dir / 'rejected'}"
     )
+
+
+def test_a_landing_folder_at_fault_stops_no_flow_but_is_said(
+    through_landing: Settings, store: DuckDBStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from flows import _run
+    from tlp.cli import run
+    from tlp.settings import get_settings
+
+    folder = through_landing.landing_dir
+    (folder / ".lock").mkdir(parents=True)  # nobody can lock it
+    (folder / "x.parquet").mkdir()
+    monkeypatch.setattr(_run, "get_settings", lambda: through_landing)
+    _run.begin()
+    assert "batches may wait in" in capsys.readouterr().err
+    monkeypatch.setenv("TLP_HOME", str(through_landing.home))
+    get_settings.cache_clear()
+    try:
+        assert run(("import", "landing")) == 4, "who asks for it is told"
+    finally:
+        get_settings.cache_clear()
+    (text,) = landing.warnings(through_landing, landing.summary(through_landing))
+    assert text.startswith(f"1 entries of {folder} are no batches and are left alone (x.parquet)")
+
+
+def test_bootstrap_says_what_waits_and_measures_nothing_twice(
+    through_landing: Settings, store: DuckDBStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import filelock
+
+    settings = through_landing.model_copy(update={"store_lock_timeout_s": 0.1})
+    quota = store.get_device("cpu0").min_samples
+    calls: list[int] = []
+
+    def measured(store: DuckDBStore, settings: Settings, device: str, *, samples: int, **_: Any) -> dict[str, Any]:
+        calls.append(samples)
+        report = measure(store, settings, FakeRunner(), samples)
+        have = store.device_counts()[device].samples_ok
+        return {"ok": report.ok, "failed": 0, "seconds": 0.0, "reason": report.reason, "samples_ok": have}
+
+    monkeypatch.setattr(pipeline, "measure", measured)
+    settings.landing_dir.mkdir()
+    with filelock.FileLock(settings.landing_dir / ".lock"):
+        for _ in range(2):  # the second time it measures nothing
+            with pytest.raises(BusyError, match=f"{quota} samples of device 'cpu0' wait .* another process is taking"):
+                pipeline.fill_quota(store, settings, "cpu0")
+        assert "another process is taking files in" in capsys.readouterr().err, "the session's end says it, too"
+    assert (calls, store.watermark()) == ([quota], 0)
+    assert pipeline.fill_quota(store, settings, "cpu0")["samples_ok"] == quota
+    assert calls == [quota]
