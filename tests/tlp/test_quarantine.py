@@ -231,7 +231,7 @@ def test_a_full_disk_is_named_and_nothing_acknowledged_is_lost(store, limits):
             pytest.raises(StoreError, match="no space left") as caught,
             runs.open_run(store, RunKind.MEASURE, device="board") as run,
         ):
-            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, before[1]))
             measure_device(
                 store,
                 "board",
@@ -245,10 +245,11 @@ def test_a_full_disk_is_named_and_nothing_acknowledged_is_lost(store, limits):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
     assert str(caught.value.next_command).startswith("df ")
-    assert store.measurements(device="board").height == 10
+    kept = store.measurements(device="board").height
+    assert 10 <= kept < 20  # a batch may have gone in before the limit was met
     assert measure(store, limits, "board", FakeRunner()).ok == 10
     rows = store.measurements(device="board")
-    assert rows.height == 20 == rows["program_id"].n_unique()
+    assert rows.height == kept + 10 == rows["program_id"].n_unique()
 
 
 def test_durations_do_not_follow_the_wall_clock():
