@@ -288,9 +288,10 @@ def tune(
     Returns:
         What `tlp tune --json` prints.
     """
+    found = store.get_device(device)
     store.get_network(network)
     quarantine.require_in_work(store, settings, device)
-    found = store.get_device(device)
+    found = store.get_device(device)  # it may have come back just now
     require_measurable(found)
     if trials is not None:
         validate_count("trials", trials, next_command=f"tlp tune {network} --device {device} --trials 640")

@@ -283,7 +283,8 @@ class TestCommands:
     def test_reachable_host(self, bound: str, asked: str) -> None:
         assert _commands.reachable_host(bound) == asked
 
-    def test_children_get_the_settings_in_force(self, tmp_path: Path) -> None:
+    def test_children_get_the_settings_in_force(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("TLP_CANARY")  # which the whole suite has
         env = _commands.settings_env(Settings(home=tmp_path, min_samples=7, mlflow_uri=None))
         assert env == {"TLP_HOME": str(tmp_path), "TLP_MIN_SAMPLES": "7"}
 

@@ -218,7 +218,7 @@ def test_a_family_that_cannot_be_trained_does_not_keep_the_others_from_it(
         return {"model": key}
 
     monkeypatch.setattr("tlp.training.retrain.load_champion", load)
-    monkeypatch.setattr("tlp.pipeline._train_model", train)
+    monkeypatch.setattr("tlp.retraining._train_model", train)
     for row in ansor.list_devices():
         assert row.endpoint == {"kind": "dataset"}  # so that all of them count
     with pytest.raises(ModelFormatError, match="weights are damaged"):
