@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A Chromium for tests/browser: the one there is, else the distribution's (as root, with apt), else Playwright's own.
-# Says what it did. Never fails: a test without its browser fails by itself and names the way out.
+# Says what it did. Never fails: a test without its browser is skipped and names the way out.
 set -u
 cd "$(dirname "$0")/../.."
 found() { .venv/bin/python -m tests.browser.mlflow_pages 2>/dev/null; }

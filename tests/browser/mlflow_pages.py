@@ -86,9 +86,10 @@ def open_alias_dialog(page: Page, version: int) -> Locator:
 
 def type_alias(page: Page, dialog: Locator, alias: str) -> None:
     """Enter an alias; the dialog says which version loses it."""
-    dialog.get_by_role("combobox").click()
-    page.keyboard.type(alias)
-    page.keyboard.press("Enter")
+    field = dialog.get_by_role("combobox")
+    field.fill(alias)  # at once: single keys may be lost on a busy machine
+    field.press("Enter")
+    dialog.get_by_text(alias, exact=True).first.wait_for()
 
 
 def save(dialog: Locator) -> None:
@@ -96,7 +97,7 @@ def save(dialog: Locator) -> None:
     page = dialog.page
     with page.expect_response(_set_alias) as answer:
         dialog.get_by_role("button", name="Save aliases").click()
-    assert answer.value.ok, f"MLflow answered {answer.value.status} {answer.value.text()}"
+    assert answer.value.ok, f"MLflow answered {answer.value.status} to {answer.value.request.post_data}"
     dialog.wait_for(state="hidden")
 
 

@@ -55,6 +55,20 @@ def store() -> MemoryStore:
     return made
 
 
+@pytest.fixture
+def browser() -> None:
+    """Skips, saying what brings one, where no Chromium is to be had: no network, no rights to install it."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        own = playwright.chromium.executable_path
+    try:
+        mlflow_pages.find_chromium(own)
+    except mlflow_pages.NoBrowserError as exc:
+        pytest.skip(str(exc))
+
+
+@pytest.mark.usefixtures("browser")
 def test_a_roll_back_in_the_page_is_obeyed(
     store: MemoryStore, settings: Settings, mlflow_server: ServedRegistry, tmp_path: Path
 ) -> None:
