@@ -89,7 +89,7 @@ def type_alias(page: Page, dialog: Locator, alias: str) -> None:
     field = dialog.get_by_role("combobox")
     field.fill(alias)  # at once: single keys may be lost on a busy machine
     field.press("Enter")
-    dialog.get_by_text(alias, exact=True).first.wait_for()
+    dialog.filter(has_text=re.compile(rf"@\s*{alias}\b")).wait_for()  # taken into the field's list
 
 
 def save(dialog: Locator) -> None:
