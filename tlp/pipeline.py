@@ -288,7 +288,7 @@ def tune(
     Returns:
         What `tlp tune --json` prints.
     """
-    found = store.get_device(device)
+    store.get_device(device)
     store.get_network(network)
     quarantine.require_in_work(store, settings, device)
     found = store.get_device(device)  # it may have come back just now

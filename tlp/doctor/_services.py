@@ -76,10 +76,11 @@ def schedules(settings: Settings) -> str:
 
 def aliases(settings: Settings) -> str:
     """Every alias in MLflow is where the recorded history left it."""
-    rows, warning = registry_view.models(settings, open_store(settings))
+    store = open_store(settings)
+    rows, warning = registry_view.models(settings, store)
     if warning:
         raise SkippedError("the registry cannot be read")
-    recorded = {row["name"]: row for row in registry_view.recorded(open_store(settings))}
+    recorded = {row["name"]: row for row in registry_view.recorded(store)}
     moved = [
         f"{alias} of {row['name']} is version {at or 'none'} in MLflow, {before or 'none'} in the history"
         for row in rows
