@@ -8,6 +8,8 @@ A row of `(N, D)` is one program's decision vector (`tlp.language.sketch`). What
     SampleComputeLocation   the index of a loop that TVM would offer (`_Place`), or root or inlined if TVM has ever
                             done that here
 
+On a GPU tiles together must also keep to the block's limits (`tlp.language.limits`).
+
 What TVM would put right when it applies the program is put right here before anything is scored (`Arrays.normalise`),
 so that the program that was scored is the one that is measured. TVM's own mutators (`mutate_tile_size.cc` and others)
 do the same to one trace at a time, at the price of applying it.
@@ -15,9 +17,9 @@ do the same to one trace at a time, at the price of applying it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +27,7 @@ import numpy.typing as npt
 from storage import Sketch
 from tlp.errors import InvalidInputError
 from tlp.language.arithmetic import arithmetic_of
+from tlp.language.limits import find_limits, some_prime
 from tlp.language.rows import Extent, sketch_rows
 from tlp.language.sketch import DecisionKind, DecisionSlot, parse_sketch
 
@@ -86,12 +89,13 @@ class Arrays:
         sketch: with its workload's context, as stores and design spaces give it.
         examples: `(M, D)` programs of it that TVM drew, M ≥ 1: they tell the extents of the tiles, and which special
             locations occur.
+        target: TVM target whose limits its programs must keep to (`tlp.language.limits`).
 
     Raises:
         InvalidInputError: no examples, or they do not fit the sketch.
     """
 
-    def __init__(self, sketch: Sketch, examples: npt.ArrayLike) -> None:
+    def __init__(self, sketch: Sketch, examples: npt.ArrayLike, target: Mapping[str, Any] | None = None) -> None:
         values = np.asarray(examples, dtype=np.int64)
         if values.ndim != 2 or len(values) < 1 or values.shape[1] != sketch.decision_width:
             raise InvalidInputError(
@@ -109,6 +113,8 @@ class Arrays:
             if slot.kind is DecisionKind.CATEGORICAL and len(slot.candidates) > 1
         )
         self._places = _places(sketch, slots, values)
+        primes = sorted({prime for tile in self._tiles for prime in tile.primes})
+        self._limits = find_limits(sketch, target, values, primes)
 
     @property
     def size(self) -> float:
@@ -133,6 +139,9 @@ class Arrays:
             rows[:, categorical.column] = rng.integers(categorical.count, size=count)
         for place in self._places:
             rows[:, place.column] = _draw_place(place, count, rng)
+        if self._limits is not None:
+            broken = ~self._limits.repair(rows, rng, spread=True)
+            rows[broken] = self._examples[rng.integers(len(self._examples), size=int(broken.sum()))]
         return self.normalise(rows)
 
     def _random_tile(self, tile: _Tile, count: int, rng: np.random.Generator) -> IntArray:
@@ -149,7 +158,7 @@ class Arrays:
         while active.any():
             self._move(out, active, rng)
             active &= rng.random(len(out)) < _MORE_MOVES
-        return self.normalise(out)
+        return self._within_limits(out, rows, rng)
 
     def _move(self, out: IntArray, active: BoolArray, rng: np.random.Generator) -> None:
         """One move in every active row, in place."""
@@ -183,7 +192,14 @@ class Arrays:
         for start, stop in self._groups:
             taken = rng.random(len(out)) < 0.5
             out[taken, start:stop] = fathers[taken, start:stop]
-        return self.normalise(out)
+        return self._within_limits(out, mothers, rng)
+
+    def _within_limits(self, rows: IntArray, parents: IntArray, rng: np.random.Generator) -> IntArray:
+        """Rows as the target allows them, in place; what cannot be put right becomes its parent again."""
+        if self._limits is not None:
+            broken = ~self._limits.repair(rows, rng)
+            rows[broken] = parents[broken]
+        return self.normalise(rows)
 
     def normalise(self, rows: IntArray) -> IntArray:
         """Put sampled locations right as TVM would, in trace order; `rows` is changed and returned."""
@@ -215,7 +231,7 @@ class Arrays:
             inside = (column >= 0) & (column < offered.shape[1])
             at = offered[np.arange(len(values)), np.where(inside, column, 0)]
             good &= np.where(column >= 0, inside & at, np.isin(column, (*place.seen, ROOT)))
-        return good
+        return good if self._limits is None else good & self._limits.hold(values)
 
 
 def _tile(slot: DecisionSlot, examples: IntArray) -> _Tile | None:
@@ -255,18 +271,11 @@ def _within_limit(factors: IntArray, tile: _Tile, rng: np.random.Generator) -> I
     """Move primes out of an innermost factor that is larger than its limit, in place."""
     while len(wrong := np.flatnonzero(factors[:, -1] > max(tile.limit, 1))):
         part = factors[wrong]
-        prime = _some_prime(part[:, -1], tile, rng)
+        prime = some_prime(part[:, -1], tile.primes, rng)
         part[:, -1] //= prime
         part[np.arange(len(wrong)), rng.integers(part.shape[1] - 1, size=len(wrong))] *= prime
         factors[wrong] = part
     return factors
-
-
-def _some_prime(numbers: IntArray, tile: _Tile, rng: np.random.Generator) -> IntArray:
-    """One prime that divides each number, drawn evenly among the distinct ones; 1 where the number is 1."""
-    primes = np.array(tile.primes)
-    keys = np.where(numbers[:, None] % primes == 0, rng.random((len(numbers), len(primes))), -1.0)
-    return np.where(numbers > 1, primes[keys.argmax(axis=1)], 1)
 
 
 def _move_prime(factors: IntArray, tile: _Tile, rng: np.random.Generator) -> IntArray:
@@ -275,7 +284,7 @@ def _move_prime(factors: IntArray, tile: _Tile, rng: np.random.Generator) -> Int
     rows = np.arange(n)
     source = np.where(factors > 1, rng.random((n, levels)), -1.0).argmax(axis=1)
     target = (source + rng.integers(1, levels, size=n)) % levels
-    prime = _some_prime(factors[rows, source], tile, rng)
+    prime = some_prime(factors[rows, source], tile.primes, rng)
     moved = factors.copy()
     moved[rows, source] //= prime
     moved[rows, target] *= prime

@@ -17,7 +17,7 @@ The extent of a loop is a product of decisions and a constant (`Extent`); a loop
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -101,7 +101,7 @@ class Row:
 
 
 @dataclass
-class _State:
+class WalkState:
     """What is known about handles after some instructions."""
 
     blocks: dict[str, str] = field(default_factory=dict)  # block handle → name
@@ -113,6 +113,7 @@ class _State:
     locations: dict[str, int] = field(default_factory=dict)  # sampled loop handle → decision column
     depth: dict[str, int] = field(default_factory=dict)  # loop handle → its place among its split's outputs
     located: list[tuple[str, int]] = field(default_factory=list)  # (block name, decision column) of each compute-at
+    fused: dict[str, tuple[str, ...]] = field(default_factory=dict)  # loop handle → the loops it was fused from
     anchor: str = ""  # block whose nest changed last
 
     def word(self, handle: Any) -> str:
@@ -142,7 +143,7 @@ class _State:
             self.anchor = block
 
 
-def _handles(state: _State, instruction: Instruction) -> None:
+def _handles(state: WalkState, instruction: Instruction) -> None:
     """Follow an instruction that only makes handles."""
     kind, inputs, attrs, outputs = instruction
     if kind in ("GetSBlock", "GetBlock"):
@@ -159,7 +160,7 @@ def _handles(state: _State, instruction: Instruction) -> None:
         state.blocks.update(dict.fromkeys(outputs, name))
 
 
-def _sample(state: _State, slot: DecisionSlot, outputs: Sequence[str]) -> None:
+def _sample(state: WalkState, slot: DecisionSlot, outputs: Sequence[str]) -> None:
     """Bind the outputs of a sampling instruction to their decisions."""
     if slot.kind is DecisionKind.COMPUTE_LOCATION:
         state.locations[outputs[0]] = slot.start
@@ -168,7 +169,7 @@ def _sample(state: _State, slot: DecisionSlot, outputs: Sequence[str]) -> None:
             state.extent[out] = Extent((slot.start + i,))
 
 
-def _location(state: _State, block: str, loop: Any) -> Location:
+def _location(state: WalkState, block: str, loop: Any) -> Location:
     if loop in state.locations:
         anchor = state.anchor if state.anchor != block else ""
         handles = state.nests.get(anchor, [])
@@ -180,7 +181,7 @@ def _location(state: _State, block: str, loop: Any) -> Location:
     return Location(None, index, tuple(state.of(handle) for handle in handles))
 
 
-def _row(state: _State, instruction: Instruction) -> Row:
+def _row(state: WalkState, instruction: Instruction) -> Row:
     """The row of a transforming instruction; follows what it does to the nests."""
     kind, inputs, attrs, outputs = instruction
     first: str = inputs[0] if inputs and isinstance(inputs[0], str) else ""
@@ -203,6 +204,7 @@ def _row(state: _State, instruction: Instruction) -> Row:
                 nest.remove(handle)
         state.derive(first, outputs)
         state.extent[outputs[0]] = product
+        state.fused[outputs[0]] = tuple(inputs)
         return Row(kind, tuple(words), loop, (), (product,))
     if kind == "Reorder":
         block = state.owner.get(first, "")
@@ -247,21 +249,33 @@ def read_rows(instructions: Sequence[Instruction], slots: Sequence[DecisionSlot]
     return _walk(instructions, slots)[0]
 
 
-def _walk(instructions: Sequence[Instruction], slots: Sequence[DecisionSlot]) -> tuple[tuple[Row, ...], _State]:
-    state = _State()
+def follow(
+    instructions: Sequence[Instruction], slots: Sequence[DecisionSlot]
+) -> Iterator[tuple[Instruction, Row | None, WalkState]]:
+    """Each instruction with its row, if it has one, and what is known after it (one object, which changes).
+
+    Raises:
+        InvalidInputError: as `read_rows`.
+    """
+    state = WalkState()
     by_instruction = {slot.instruction: slot for slot in slots}
-    rows: list[Row] = []
     for index, instruction in enumerate(instructions):
+        row = None
         try:
             if index in by_instruction:
                 _sample(state, by_instruction[index], instruction[3])
             elif instruction[0] in HANDLE_KINDS:
                 _handles(state, instruction)
             else:
-                rows.append(_row(state, instruction))
+                row = _row(state, instruction)
         except (AttributeError, LookupError, TypeError, ValueError, StopIteration) as exc:
             raise malformed(index, instruction, exc) from exc
-    return tuple(rows), state
+        yield instruction, row, state
+
+
+def _walk(instructions: Sequence[Instruction], slots: Sequence[DecisionSlot]) -> tuple[tuple[Row, ...], WalkState]:
+    steps = [(row, state) for _, row, state in follow(instructions, slots)]
+    return tuple(row for row, _ in steps if row is not None), steps[-1][1] if steps else WalkState()
 
 
 @dataclass(frozen=True)

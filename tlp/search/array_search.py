@@ -185,7 +185,9 @@ class ArraySearch(Search):
                 examples[known.sketch.sketch_id].append(known.decisions)
                 self._good.setdefault(known.sketch.sketch_id, []).append(known.decisions)
         self._pools = {
-            sketch_id: _Pool(Arrays(sketches[sketch_id], _matrix(rows, sketches[sketch_id].decision_width)))
+            sketch_id: _Pool(
+                Arrays(sketches[sketch_id], _matrix(rows, sketches[sketch_id].decision_width), self._space.target)
+            )
             for sketch_id, rows in sorted(examples.items())
         }
 

@@ -1,0 +1,347 @@
+"""What a GPU allows a program, as functions of its decisions: threads of a block, shared memory, pipelined loops.
+
+On a CPU nearly every program of a sketch can be built. On a GPU TVM's post-processor `VerifyGPUCode` refuses most
+random ones, for reasons that lie in products of decisions, never in one. They are known before anything is applied:
+
+    threads     low ≤ Π extents of the loops bound to threadIdx.* ≤ high, where the sketch annotates its block with
+                `meta_schedule.thread_extent_{low,high}_inclusive`
+    shared      Σ bytes of the block's cache reads in shared memory ≤ the target's `max_shared_memory_per_block`. A
+                cache read holds what its block reads in the loops inside its place and in all threads and virtual
+                threads; a software pipeline keeps one copy per stage from the copying to the use
+    pipeline    a loop with a software pipeline has more than one iteration: with one the initial store ends up in
+                its body, and the pass refuses a body of other parts than the sketch annotates
+
+Source: `tvm/src/s_tir/meta_schedule/postproc/verify_gpu_code.cc`, `s_tir/analysis/verify_gpu_code.cc`,
+`s_tir/transform/inject_software_pipeline.cc`. `Limits.repair` moves prime factors until a row keeps to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from storage import Sketch
+from tlp.language.arithmetic import Arithmetic, arithmetic_of
+from tlp.language.rows import ONE, Extent, Row, WalkState, follow
+from tlp.language.sketch import DecisionKind, Instruction, parse_sketch
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+_LOW: Final = "meta_schedule.thread_extent_low_inclusive"
+_HIGH: Final = "meta_schedule.thread_extent_high_inclusive"
+_STAGES: Final = "software_pipeline_stage"
+_ROUNDS: Final = 64  # of moves of one prime factor each, after which a row is given up
+
+
+@dataclass(frozen=True)
+class Threads:
+    """The threads of one block.
+
+    Attributes:
+        extent: their number.
+        low, high: fewest and most, inclusive.
+        more, fewer: `(moves, 2)` columns from and to which a prime factor goes for more or fewer threads.
+    """
+
+    extent: Extent
+    low: float
+    high: float
+    more: IntArray
+    fewer: IntArray
+
+
+@dataclass(frozen=True)
+class Shared:
+    """One cache read in shared memory.
+
+    Attributes:
+        inside: per iterator of the block that reads it, the extent that one copy covers.
+        coefficients: `(dimensions, iterators)`, |step| of the access.
+        shape: `(dimensions,)` of the buffer.
+        num_bytes: of an element, times the copies that a pipeline keeps.
+    """
+
+    inside: tuple[Extent, ...]
+    coefficients: FloatArray
+    shape: FloatArray
+    num_bytes: int
+
+    def size(self, rows: IntArray) -> FloatArray:
+        """`(N, D)` → `(N,)` bytes."""
+        inside = np.stack([_product(rows, extent) for extent in self.inside])  # (iterators, N)
+        spans = np.minimum(1.0 + self.coefficients @ (inside - 1.0), self.shape[:, None])
+        size: FloatArray = spans.prod(axis=0) * self.num_bytes
+        return size
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of one sketch on one target.
+
+    Attributes:
+        threads: of each block that has such limits.
+        pipelines: extents that must be more than one, with the moves that make them so.
+        shared: what lies in shared memory.
+        shared_bytes: at most.
+        smaller: `(moves, 2)` for less shared memory.
+        primes: of all tiles.
+    """
+
+    threads: tuple[Threads, ...]
+    pipelines: tuple[tuple[Extent, IntArray], ...]
+    shared: tuple[Shared, ...]
+    shared_bytes: float
+    smaller: IntArray
+    primes: tuple[int, ...]
+
+    def shared_size(self, rows: IntArray) -> FloatArray:
+        """`(N, D)` → `(N,)` bytes of shared memory of a block."""
+        return sum((shared.size(rows) for shared in self.shared), np.zeros(len(rows)))
+
+    def hold(self, rows: IntArray) -> BoolArray:
+        """`(N, D)` → `(N,)`: whether a program keeps to all of them."""
+        good = self.shared_size(rows) <= self.shared_bytes
+        for threads in self.threads:
+            number = _product(rows, threads.extent)
+            good &= (number >= threads.low) & (number <= threads.high)
+        for extent, _ in self.pipelines:
+            good &= _product(rows, extent) > 1
+        return good
+
+    def repair(self, rows: IntArray, rng: np.random.Generator, *, spread: bool = False) -> BoolArray:
+        """Move prime factors between the levels of tiles until the rows keep to the limits, in place.
+
+        Args:
+            rows: `(N, D)`.
+            rng: which factors move.
+            spread: draw for every row how many threads it has at least; otherwise most rows that had too few end with
+                the fewest there may be.
+
+        Returns:
+            `(N,)`: which rows do now.
+        """
+        goals = [np.full(len(rows), threads.low) for threads in self.threads]
+        if spread:
+            goals = [
+                np.exp(rng.uniform(np.log(t.low), np.log(max(t.high / 2, t.low)), size=len(rows))) for t in self.threads
+            ]
+        good = np.zeros(len(rows), np.bool_)
+        for step in range(_ROUNDS):
+            left = np.flatnonzero(~good)
+            part = rows[left]
+            moved = np.zeros(len(left), np.bool_)
+            for threads, goal in zip(self.threads, goals, strict=True):
+                number = _product(part, threads.extent)
+                # goals are a wish: half the rounds suffice for it, then the limit counts
+                wanted = goal[left] if step < _ROUNDS // 2 else threads.low
+                self._move(part, (number < wanted) & ~moved, threads.more, rng, moved)
+                self._move(part, (number > threads.high) & ~moved, threads.fewer, rng, moved)
+            for extent, moves in self.pipelines:
+                self._move(part, (_product(part, extent) <= 1) & ~moved, moves, rng, moved)
+            self._move(part, (self.shared_size(part) > self.shared_bytes) & ~moved, self.smaller, rng, moved)
+            rows[left] = part
+            good[left[~moved]] = True
+            if not moved.any():
+                break
+        return self.hold(rows)
+
+    def _move(
+        self, part: IntArray, wrong: BoolArray, moves: IntArray, rng: np.random.Generator, moved: BoolArray
+    ) -> None:
+        """One prime factor of every wrong row along one of the moves that are possible there; marks the rows."""
+        which = np.flatnonzero(wrong)
+        if not len(which) or not len(moves):
+            return
+        keys = np.where(part[np.ix_(which, moves[:, 0])] > 1, rng.random((len(which), len(moves))), -1.0)
+        which = which[keys.max(axis=1) >= 0]
+        source, target = moves[keys.argmax(axis=1)[keys.max(axis=1) >= 0]].T
+        prime = some_prime(part[which, source], self.primes, rng)
+        part[which, source] //= prime
+        part[which, target] *= prime
+        moved[which] = True
+
+
+def some_prime(numbers: IntArray, primes: Sequence[int], rng: np.random.Generator) -> IntArray:
+    """One prime that divides each number, drawn evenly among the distinct ones; 1 where the number is 1."""
+    known = np.array(primes)
+    keys = np.where(numbers[:, None] % known == 0, rng.random((len(numbers), len(known))), -1.0)
+    return np.where(numbers > 1, known[keys.argmax(axis=1)], 1)
+
+
+@dataclass
+class _Found:
+    """What a sketch says of limits."""
+
+    bound: dict[str, str] = field(default_factory=dict)  # loop → thread tag
+    annotated: dict[tuple[str, str], float] = field(default_factory=dict)  # (block, key) → value
+    cached: dict[str, tuple[str, int]] = field(default_factory=dict)  # cache block → block that reads it, which read
+    placed: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)  # cache block, loop, loops outside
+    stages: dict[str, list[int]] = field(default_factory=dict)  # pipelined loop → stages
+
+    def see(self, instruction: Instruction, row: Row, state: WalkState) -> None:
+        """Take in one instruction that transforms the program."""
+        kind, inputs, attrs, outputs = instruction
+        if kind == "Bind":
+            self.bound[inputs[0]] = str(attrs[0])
+        elif kind == "Annotate" and attrs[0] in (_LOW, _HIGH):
+            self.annotated[inputs[0], attrs[0]] = float(inputs[1])
+        elif kind == "Annotate" and attrs[0] == _STAGES:
+            self.stages[inputs[0]] = [int(stage) for stage in inputs[1]]
+        elif kind == "CacheRead" and str(attrs[1]).startswith("shared"):
+            self.cached[outputs[0]] = inputs[0], int(attrs[0])
+        elif kind == "ComputeAt" and inputs[0] in self.cached and row.location is not None:
+            nest = state.nests.get(state.owner.get(inputs[1], ""), [])
+            self.placed.append((inputs[0], inputs[1], tuple(nest[: row.location.index + 1])))
+
+
+def find_limits(
+    sketch: Sketch, target: Mapping[str, Any] | None, examples: IntArray, primes: Sequence[int]
+) -> Limits | None:
+    """The limits of a sketch; None if it has none (every sketch for a CPU).
+
+    A limit that one of the examples breaks is not understood here, and left out.
+
+    Args:
+        sketch: with its workload's context; without arithmetic shared memory has no limit.
+        target: TVM target; None: shared memory has no limit.
+        examples: `(M, D)` programs that TVM built.
+        primes: that divide the factors of its tiles.
+
+    Raises:
+        InvalidInputError: a sketch that cannot be read.
+    """
+    instructions, slots = parse_sketch(sketch.instructions_json)
+    if not any(instruction[0] == "Bind" for instruction in instructions):
+        return None
+    found = _Found()
+    for instruction, row, state in follow(instructions, slots):
+        if row is not None:
+            found.see(instruction, row, state)
+    tiles = [range(slot.start, slot.stop) for slot in slots if slot.kind is DecisionKind.TILE]
+    arithmetic = arithmetic_of(sketch.workload_id, sketch.context or {})
+    threads = [(extent, low, high) for extent, low, high in _threads(found, state)]
+    taken = {column for extent, _, _ in threads for column in extent.columns}
+    shared = _shared(found, state, arithmetic) if arithmetic else ()
+    inside = {column for one in shared for extent in one.inside for column in extent.columns}
+    pipelines = [_extent(state, loop) for loop in found.stages]
+    limits = Limits(
+        threads=tuple(
+            Threads(
+                extent,
+                low,
+                high,
+                _moves(tiles, lambda c: c not in taken, extent.columns.__contains__),
+                _moves(tiles, extent.columns.__contains__, lambda c: c not in taken),
+            )
+            for extent, low, high in threads
+        ),
+        pipelines=tuple(
+            (extent, _moves(tiles, lambda c: c not in taken, extent.columns.__contains__)) for extent in pipelines
+        ),
+        shared=shared,
+        shared_bytes=float((target or {}).get("max_shared_memory_per_block", np.inf)),
+        smaller=_moves(tiles, lambda c: c in inside and c not in taken, lambda c: c not in inside),
+        primes=tuple(primes),
+    )
+    limits = _understood(limits, examples)
+    return limits if limits.threads or limits.pipelines or limits.shared else None
+
+
+def _understood(limits: Limits, examples: IntArray) -> Limits:
+    """Without those that an example breaks."""
+    parts = [replace(limits, threads=(t,), pipelines=(), shared=()) for t in limits.threads]
+    threads = tuple(part.threads[0] for part in parts if part.hold(examples).all())
+    pipelines = tuple(p for p in limits.pipelines if (_product(examples, p[0]) > 1).all())
+    fits = (limits.shared_size(examples) <= limits.shared_bytes).all() and np.isfinite(limits.shared_bytes)
+    return replace(limits, threads=threads, pipelines=pipelines, shared=limits.shared if fits else ())
+
+
+def _threads(found: _Found, state: WalkState) -> list[tuple[Extent, float, float]]:
+    """Number of threads, fewest and most, of each block that is annotated with both."""
+    limits = []
+    for block, key in found.annotated:
+        loops = [
+            loop for loop, tag in found.bound.items() if tag.startswith("threadIdx") and state.owner.get(loop) == block
+        ]
+        if key == _LOW and (block, _HIGH) in found.annotated and loops:
+            extent = ONE
+            for loop in loops:
+                extent = extent.times(_extent(state, loop))
+            limits.append((extent, found.annotated[block, _LOW], found.annotated[block, _HIGH]))
+    return limits
+
+
+def _shared(found: _Found, state: WalkState, arithmetic: Arithmetic) -> tuple[Shared, ...]:
+    """The cache reads that are placed in a block's nest, as far as what they read is known."""
+    out: list[Shared] = []
+    for number, (cache, loop, outside) in enumerate(found.placed):
+        reader, index = found.cached[cache]
+        block = arithmetic.find(state.blocks.get(reader, ""))
+        reads = [access for access in block.accesses if not access.is_write] if block else []
+        if block is None or index >= len(reads):
+            continue
+        fixed = {part for handle in outside if not _is_thread(found, handle) for part in _parts(state, handle)}
+        inside = [ONE] * len(block.extents)
+        for handle in state.nests.get(reader, ()):
+            for part in _parts(state, handle):
+                iterator = state.position.get(part, 0) - 1
+                if part not in fixed and 0 <= iterator < len(inside):
+                    inside[iterator] = inside[iterator].times(
+                        state.extent.get(part) or Extent((), float(block.extents[iterator]))
+                    )
+        access = reads[index]
+        if access.shape:
+            shape = np.asarray(access.shape, np.float64)
+            size = access.num_bytes * _copies(found, state, loop, number)
+            out.append(Shared(tuple(inside), block.coefficient_matrix(access), shape, size))
+    return tuple(out)
+
+
+def _copies(found: _Found, state: WalkState, loop: str, index: int) -> int:
+    """Copies that a pipeline over a cache read's loop keeps: one per stage from the copying to the use."""
+    for pipelined, stages in found.stages.items():
+        if loop in _parts(state, pipelined) and index < len(stages):
+            return max(stages[-1] - stages[index] + 1, 1)
+    return 1
+
+
+def _is_thread(found: _Found, loop: str) -> bool:
+    """Whether all its iterations share a block's memory."""
+    return found.bound.get(loop, "").startswith(("threadIdx", "vthread"))
+
+
+def _parts(state: WalkState, loop: str) -> list[str]:
+    """The loops that a loop was fused from, itself if it was not."""
+    if loop not in state.fused:
+        return [loop]
+    return [part for fused in state.fused[loop] for part in _parts(state, fused)]
+
+
+def _extent(state: WalkState, loop: str) -> Extent:
+    return state.extent.get(loop, ONE)
+
+
+def _product(rows: IntArray, extent: Extent) -> FloatArray:
+    """`(N, D)` → `(N,)`."""
+    if not extent.columns:
+        return np.full(len(rows), extent.constant)
+    product: FloatArray = rows[:, list(extent.columns)].prod(axis=1) * extent.constant
+    return product
+
+
+def _moves(tiles: Sequence[range], is_source: Any, is_target: Any) -> IntArray:
+    """`(moves, 2)`: columns of one tile, from → to; never to the innermost, which has a limit of its own."""
+    pairs = [
+        (source, target)
+        for tile in tiles
+        for source in tile
+        for target in tile[:-1]
+        if source != target and is_source(source) and is_target(target)
+    ]
+    return np.array(pairs, np.int64).reshape(-1, 2)
