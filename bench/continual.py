@@ -229,14 +229,22 @@ def tables(rows: Sequence[dict[str, Any]], say: Callable[[str], None]) -> dict[s
 
 
 CHOICES: dict[str, tuple[str, Recipe]] = {
-    "fine-tune 5ep lr": ("fine-tune", Recipe(0.3, 1.0)),
-    "fine-tune 4ep lr/2": ("fine-tune", Recipe(0.25, 0.5)),
-    "replay 2048 5ep lr": ("replay", Recipe(0.3, 1.0, replay=2048)),
-    "distill 1 3ep lr": ("distill", Recipe(0.2, 1.0, distillation=1.0)),
-    "distill 1 5ep lr": ("distill", Recipe(0.3, 1.0, distillation=1.0)),
-    "distill 0.1 5ep lr": ("distill", Recipe(0.3, 1.0, distillation=0.1)),
-    "distill 0.1 5ep lr/2": ("distill", Recipe(0.3, 0.5, distillation=0.1)),
-    "both 2048 + 0.1 5ep lr": ("replay", Recipe(0.3, 1.0, replay=2048, distillation=0.1)),
+    "fine-tune": ("fine-tune", Recipe(0.3, 1.0)),
+    "fine-tune trunk/10": ("fine-tune", Recipe(0.3, 1.0, trunk_rate=0.1)),
+    "fine-tune trunk 0": ("fine-tune", Recipe(0.3, 1.0, trunk_rate=0.0)),
+    "fine-tune trunk/10 batch/4": ("fine-tune", Recipe(0.25, 1.0, trunk_rate=0.1, batch=0.25)),
+    "fine-tune trunk/3 batch/4": ("fine-tune", Recipe(0.25, 1.0, trunk_rate=0.3, batch=0.25)),
+    "replay 2048": ("replay", Recipe(0.3, 1.0, replay=2048)),
+    "replay 2048 trunk/3": ("replay", Recipe(0.3, 1.0, replay=2048, trunk_rate=0.3)),
+    "replay 2048 trunk/10 batch/4": ("replay", Recipe(0.25, 1.0, replay=2048, trunk_rate=0.1, batch=0.25)),
+    "distill 1": ("distill", Recipe(0.2, 1.0, distillation=1.0)),
+    "distill 1 trunk/3": ("distill", Recipe(0.2, 1.0, distillation=1.0, trunk_rate=0.3)),
+    "distill 1 trunk/10": ("distill", Recipe(0.2, 1.0, distillation=1.0, trunk_rate=0.1)),
+    "distill 5 trunk/3": ("distill", Recipe(0.2, 1.0, distillation=5.0, trunk_rate=0.3)),
+    "distill 1 trunk/3 batch/4": ("distill", Recipe(0.2, 1.0, distillation=1.0, trunk_rate=0.3, batch=0.25)),
+    "distill 5 trunk/3 batch/4": ("distill", Recipe(0.2, 1.0, distillation=5.0, trunk_rate=0.3, batch=0.25)),
+    "distill 5 batch/4": ("distill", Recipe(0.2, 1.0, distillation=5.0, batch=0.25)),
+    "distill 1 trunk/10 batch/8": ("distill", Recipe(0.2, 1.0, distillation=1.0, trunk_rate=0.1, batch=0.125)),
 }
 
 

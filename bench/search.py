@@ -5,7 +5,8 @@
 For the heaviest task of each network on one core, in one run: opening the search, then rounds of 10 programs, each
 from 8,192 candidates (arrays) or TVM's population of 512 over 4 generations. *Judged* are candidates a model scored.
 Nothing is measured (a fake runner answers), so the figures are those of the search alone; the model is untrained, its
-cost does not depend on its weights. XGB is TVM's XGBModel after it has learned from one round.
+cost does not depend on its weights. `arrays + TLP` is what `tlp tune` does: online adaptation, and matrix products in
+bfloat16 where the CPU has instructions for it; `frozen` is without adaptation. XGB is TVM's XGBModel after it has learned from one round.
 """
 
 from __future__ import annotations
@@ -26,13 +27,16 @@ from tlp.language.encoder import MetaScheduleEncoder
 from tlp.language.vocabulary import Vocabulary
 from tlp.measure.fake import FakeRunner
 from tlp.model.config import TLPConfig
+from tlp.model.inference import Inference, Pooled, Precision
 from tlp.model.network import MTLTLP
 from tlp.programs.networks import build_network
 from tlp.programs.space import DesignSpace
 from tlp.programs.targets import detect_local_target
 from tlp.search import Observation, Search
+from tlp.search.adaptation import Adaptation
+from tlp.search.array_scores import ArrayScores
 from tlp.search.array_search import ArraySearch
-from tlp.search.cost_model import TLPCostModel
+from tlp.search.cost_model import Degraded, TLPCostModel
 from tlp.search.evolutionary import TVMEvolutionarySearch
 from tlp.search.providers import CostModelProvider, FixedScorerProvider, XGBProvider
 from tlp.search.trace_reader import TraceReader
@@ -58,33 +62,29 @@ def timed(name: str, function: Any, *, judged: bool = False) -> Any:
 
 
 class Untrained:
-    """A network of the shipped size with one head, as scoring uses it."""
+    """A network of the shipped size with one head, scoring as in a tuning run (`tlp.search.scoring`)."""
 
-    def __init__(self) -> None:
-        import torch
-
-        self._torch = torch
+    def __init__(self, precision: str) -> None:
         self._encoder = MetaScheduleEncoder(Vocabulary())
-        self._network = MTLTLP(TLPConfig(("device",))).eval()
+        self._inference = Inference(MTLTLP(TLPConfig(("device",))).eval(), Precision(precision))
 
-    def arrays(self, sketch: Sketch, rows: IntArray) -> Any:
+    def pooled(self, sketch: Sketch, rows: IntArray) -> Pooled:
         parts = []
         for start in range(0, len(rows), BATCH):
             begin = time.perf_counter()
             features = self._encoder.encode(sketch, rows[start : start + BATCH])
             spent["encode"] += time.perf_counter() - begin
-            with self._torch.inference_mode():
-                parts.append(self._network(self._torch.from_numpy(features))[:, 0].numpy())
-        return np.concatenate(parts)
+            parts.append(self._inference(features))
+        return Pooled(np.concatenate([p.scores for p in parts]), np.concatenate([p.hidden for p in parts]))
 
-    def many(self, items: Any) -> Any:
+    def __call__(self, items: Any) -> Any:
         groups: dict[str, list[int]] = {}
         for index, (sketch, _) in enumerate(items):
             groups.setdefault(sketch.sketch_id, []).append(index)
         scores = np.empty(len(items), np.float32)
         for indices in groups.values():
             decisions = np.array([items[i][1] for i in indices], np.int64).reshape(len(indices), -1)
-            scores[indices] = self.arrays(items[indices[0]][0], decisions)
+            scores[indices] = self.pooled(items[indices[0]][0], decisions).scores
         return scores
 
 
@@ -137,8 +137,11 @@ def tvm_search(space: DesignSpace, provider: CostModelProvider) -> TVMEvolutiona
     )
 
 
-def array_search(space: DesignSpace, model: Untrained) -> ArraySearch:
-    search = ArraySearch(space, timed("score", model.arrays, judged=True), population=2048, generations=4)
+def array_search(space: DesignSpace, model: Untrained, frozen: bool) -> ArraySearch:
+    scores = ArrayScores(lambda: model, Degraded(), adaptation=None if frozen else Adaptation().task("task"))
+    scores._score = timed("score", scores._score, judged=True)
+    scores.pick = timed("pick", scores.pick)  # type: ignore[method-assign]
+    search = ArraySearch(space, scores, population=2048, generations=4)
     for name in ("random", "mutate", "cross"):
         _breeding(name)
     return search
@@ -158,6 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", default=["resnet_50", "bert_tiny"])
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--precision", default=str(Precision.AUTO), choices=list(Precision), help="of the first two")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -168,20 +172,23 @@ def main() -> None:
     DesignSpace.build = timed("apply", DesignSpace.build)  # type: ignore[method-assign]
     TLPCostModel.predict = timed("predict", TLPCostModel.predict, judged=True)  # type: ignore[method-assign]
     target = detect_local_target(1)
-    model = Untrained()
+    models = {precision: Untrained(precision) for precision in ("float32", given.precision)}
     rows = []
     for name in given.networks:
         network, workloads = build_network(name, f"builtin:{name}")
         by_id = {w.workload_id: w for w in workloads}
         heavy = max(network.tasks, key=lambda t: t.weight * by_id[t.workload_id].context["flop"])
         space = DesignSpace(by_id[heavy.workload_id], target)
-        found = {
-            "arrays + TLP": rounds(partial(array_search, space, model), space, given.rounds),
-            "TVM + TLP": rounds(
-                partial(tvm_search, space, FixedScorerProvider(model.many, "tlp")), space, given.rounds
-            ),
-            "TVM + XGB": rounds(partial(tvm_search, space, CountedXGB()), space, given.rounds),
+        fast, exact = models[given.precision], models["float32"]
+        plain = FixedScorerProvider(exact, "tlp")
+        cases = {
+            "arrays + TLP": partial(array_search, space, fast, False),
+            "… frozen": partial(array_search, space, fast, True),
+            "… in float32": partial(array_search, space, exact, False),
+            "TVM + TLP": partial(tvm_search, space, plain),
+            "TVM + XGB": partial(tvm_search, space, CountedXGB()),
         }
+        found = {case: rounds(make, space, given.rounds) for case, make in cases.items()}
         for case, row in found.items():
             times = row["judged_per_s"] / found["TVM + XGB"]["judged_per_s"]
             rows.append({"network": name, "task": by_id[heavy.workload_id].name, "search": case, "times": times} | row)

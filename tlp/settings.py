@@ -158,6 +158,16 @@ class Settings(BaseSettings):
         2048, ge=8, description="Programs per generation of the evolutionary search; TVM's own takes a quarter of it."
     )
     tune_generations: int = Field(4, ge=0, description="Generations of the evolutionary search per round.")
+    tune_precision: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="Of the scores a search breeds with; auto: bfloat16 where the CPU has instructions for it.",
+    )
+    tune_flat_rounds: int = Field(
+        24, ge=1, description="Rounds of a scheduled tuning run without gain after which it stops."
+    )
+    tune_flat_gain: float = Field(
+        0.005, gt=0, lt=1, description="Part by which the network must get faster in those rounds to go on."
+    )
 
     @field_validator("home")
     @classmethod

@@ -82,10 +82,14 @@ class _Profile(nn.Module):
         self.low.copy_(edges[:-1])
         self.span.copy_(torch.where(edges[1:] - edges[:-1] > 1e-6, edges[1:] - edges[:-1], 0.0))
 
-    def forward(self, numbers: Tensor) -> Tensor:
+    def spread(self, numbers: Tensor) -> Tensor:
+        """Each number over its bins: `(B, K)` → `(B, Q·K)` in -1 … 1."""
         used = self.span > 0
         part = (numbers[:, None, :] - self.low) / torch.where(used, self.span, 1.0)  # (B, Q, K)
-        out: Tensor = self.layers(((part.clamp(0.0, 1.0) * 2.0 - 1.0) * used).flatten(1))
+        return ((part.clamp(0.0, 1.0) * 2.0 - 1.0) * used).flatten(1)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        out: Tensor = self.layers(self.spread(numbers))
         return out
 
 

@@ -13,12 +13,14 @@ import torch
 from storage import Sketch
 from tlp.model.checkpoint import Checkpoint
 from tlp.model.device import open_device
+from tlp.model.inference import Inference, Pooled, Precision
 from tlp.model.nearest import nearest_head
 from tlp.model.shards import Shards
 
 BATCH = 256  # programs scored at once by one thread; scores do not depend on how many threads there are
 
 T = TypeVar("T")
+R = TypeVar("R")
 S = TypeVar("S", list[int], npt.NDArray[Any])
 
 
@@ -32,6 +34,7 @@ class Predictor:
         family: the device's ISA family, likewise.
         threads: torch threads of this process; 0 leaves them alone.
         torch_device: where to compute.
+        precision: of `score` and `pooled`, on the CPU only; a search may trade digits for speed, a report may not.
 
     Raises:
         InvalidInputError: no head for the device and none that may stand in; no such torch device here.
@@ -46,6 +49,7 @@ class Predictor:
         family: str | None = None,
         threads: int = 0,
         torch_device: str = "cpu",
+        precision: Precision = Precision.FLOAT32,
     ) -> None:
         self.device = device
         self.head = nearest_head(checkpoint, device, target, family)
@@ -54,6 +58,8 @@ class Predictor:
         network = checkpoint.network()
         network.keep_head(self.head)
         self._network = network.to(self._torch_device)
+        dense = self._torch_device.type == "cpu" and Inference.fits(network)
+        self._dense = Inference(network, precision) if dense else None
         if threads:
             torch.set_num_threads(threads)
 
@@ -62,6 +68,11 @@ class Predictor:
         """Whether another device's head scores."""
         return self.head != self.device
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether `pooled` can be asked."""
+        return self._dense is not None
+
     def score(self, sketch: Sketch, decisions: npt.ArrayLike) -> npt.NDArray[np.float32]:
         """Scores of programs of one sketch: `(N, D)` integers → `(N,)`.
 
@@ -69,7 +80,23 @@ class Predictor:
             InvalidInputError: D is not the sketch's, or the sketch cannot be read.
         """
         values = np.asarray(decisions)
-        return self._side_by_side(lambda part: self._forward(self._encode(sketch, part)), _parts(values))
+        if self._dense is not None and len(values):
+            return self._pooled(sketch, values).scores
+        return np.concatenate(
+            self._side_by_side(lambda part: self._forward(self._encode(sketch, part)), _parts(values))
+        )
+
+    def pooled(self, sketch: Sketch, decisions: npt.ArrayLike) -> Pooled | None:
+        """Scores of programs of one sketch, `(N, D)`, with what the head's last layer reads; None if it cannot be had
+        (`Inference.fits`). Raises InvalidInputError as `score`."""
+        values = np.asarray(decisions)
+        return None if self._dense is None or not len(values) else self._pooled(sketch, values)
+
+    def _pooled(self, sketch: Sketch, values: npt.NDArray[Any]) -> Pooled:
+        dense = self._dense
+        assert dense is not None
+        parts = self._side_by_side(lambda part: dense(self._encode(sketch, part)), _parts(values))
+        return Pooled(np.concatenate([p.scores for p in parts]), np.concatenate([p.hidden for p in parts]))
 
     def score_many(self, programs: Sequence[tuple[Sketch, Sequence[int]]]) -> npt.NDArray[np.float32]:
         """Scores of programs of any sketches, in the order given: N programs → `(N,)`."""
@@ -83,20 +110,18 @@ class Predictor:
 
         scores = np.empty(len(programs), np.float32)
         if order:
-            scores[order] = self._side_by_side(work, _parts(order))
+            scores[order] = np.concatenate(self._side_by_side(work, _parts(order)))
         return scores
 
     def score_features(self, features: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Scores of encoded programs: `(N, L, E)` → `(N,)`."""
-        return self._side_by_side(self._forward, _parts(features))
+        return np.concatenate(self._side_by_side(self._forward, _parts(features)))
 
-    def _side_by_side(
-        self, function: Callable[[T], npt.NDArray[np.float32]], parts: list[T]
-    ) -> npt.NDArray[np.float32]:
+    def _side_by_side(self, function: Callable[[T], R], parts: list[T]) -> list[R]:
         if self._torch_device.type != "cpu":
-            return np.concatenate([function(part) for part in parts])
+            return [function(part) for part in parts]
         with Shards(torch.get_num_threads(), len(parts), inside=1).open() as shards:
-            return np.concatenate(shards.map(function, parts))
+            return shards.map(function, parts)
 
     def _encode(self, sketch: Sketch, decisions: npt.ArrayLike) -> npt.NDArray[np.float32]:
         """The one place where scoring encodes: `(N, D)` → `(N, L, E)`."""

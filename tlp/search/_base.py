@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from tlp.measure import MeasureOutcome
 
@@ -39,7 +39,13 @@ class Search(ABC):
 
     **Errors.** `InvalidInputError` if the workload has no design space on this target. Exceptions end this search only:
     the tuning run goes on with its other tasks.
+
+    Attributes:
+        overlaps: whether `propose` may run in another thread while programs of another task are measured. Such a search
+            keeps to one core and ends within seconds.
     """
+
+    overlaps: ClassVar[bool] = False
 
     @abstractmethod
     def propose(self, count: int) -> list[Candidate]:

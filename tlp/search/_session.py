@@ -1,4 +1,11 @@
-"""The rounds of one tuning run."""
+"""The rounds of one tuning run.
+
+While the programs of one task are measured, the next task's search proposes (`Search.overlaps`): in another thread, on
+a core that the device does not use. It is asked for the task that the scheduler would pick if the one being measured
+had no other turn; if the scheduler then wants another, what was proposed waits for the task's turn. Everything that a
+proposal depends on (what was observed, the model in force) changes only between two proposals, so a run is the same
+with and without the time it saves, but for the order of tasks.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +14,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -82,6 +90,27 @@ class TaskState:
         )
 
 
+@dataclass(frozen=True)
+class _Proposal:
+    """Programs of a task that are to be measured next.
+
+    Attributes:
+        version: of the model that chose them.
+    """
+
+    candidates: Mapping[str, Candidate]
+    jobs: Sequence[MeasureInput]
+    version: str
+
+
+@dataclass(frozen=True)
+class _Ahead:
+    """A proposal being made."""
+
+    index: int
+    made: Future[_Proposal]
+
+
 class TuningSession:
     """Rounds: the scheduler picks a task, its search proposes, the runner measures, one transaction stores.
 
@@ -90,7 +119,9 @@ class TuningSession:
         tasks: with what is known of each from before.
         history: best latency after each earlier round of this budget, per workload; what the scheduler goes on from.
         watch: the device's canary, measured before each round.
-        settings: of the live quality.
+        settings: of the live quality, and of when a run is flat.
+        overlap: propose while measuring; the device must leave a core to the search.
+        until_flat: end the run when the network gets no faster (`tune_flat_rounds`, `tune_flat_gain`).
         open_search: a search for a workload; called when the task has its turn and again after it was closed to save
             memory.
     """
@@ -113,6 +144,8 @@ class TuningSession:
         watch: CanaryWatch,
         settings: Settings,
         on_progress: Callable[[TuningProgress], None] | None,
+        overlap: bool = False,
+        until_flat: bool = False,
     ) -> None:
         self._store = store
         self._network = network
@@ -126,6 +159,12 @@ class TuningSession:
         self._watch = watch
         self._settings = settings
         self._on_progress = on_progress
+        self._overlap = overlap
+        self._until_flat = until_flat
+        self._curve: list[float] = []  # estimated latency of the network after each round, once there is one
+        self._proposals: dict[int, _Proposal] = {}  # made ahead, by task
+        self._ahead: _Ahead | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="search")
         self._searches: OrderedDict[str, Search] = OrderedDict()
         self._pending: list[tuple[Candidate, Measurement]] = []
         self._round_of: TaskState | None = None
@@ -155,7 +194,12 @@ class TuningSession:
                 index = self._scheduler.next()
                 if index is None:
                     return f"no more programs to measure after {self.trials} of {self._total} trials"
-                self._round(index, min(self._batch, self._total - self.trials))
+                self._round(index)
+                if self._until_flat and (gain := self._flat()) is not None:
+                    return (
+                        f"flat: {gain:.2%} faster in the last {self._settings.tune_flat_rounds} rounds, after "
+                        f"{self.trials} of {self._total} trials"
+                    )
             return "done"
         except BaseException as exc:
             try:
@@ -163,22 +207,27 @@ class TuningSession:
             except StoreError as error:
                 exc.add_note(f"{len(self._pending)} measurements could not be stored: {error}")
             raise
+        finally:
+            self._thread.shutdown(cancel_futures=True)
 
-    def _round(self, index: int, count: int) -> None:
+    def _round(self, index: int) -> None:
         task, started = self.tasks[index], time.monotonic()
         self._take_up_model()
         self._round_of = task
-        proposed = self._attempt(index, "proposing programs", lambda: self._propose(task, count))
-        if proposed is None:
+        proposal = self._proposals.pop(index, None)
+        if proposal is None or proposal.version != self.version or len(proposal.jobs) > self._total - self.trials:
+            proposal = self._attempt(index, "proposing programs", lambda: self._propose(task, self._count()))
+        if proposal is None:
             return
-        candidates, jobs = proposed
-        if not candidates:
+        if not proposal.candidates:
             self._give_up(index, "its design space has no more programs")
             return
+        candidates = proposal.candidates
         scores = self._scores(candidates)
         self._watch.check()
+        self._look_ahead(index, len(candidates))
         observations = []
-        for outcome in self._runner.measure(jobs):
+        for outcome in self._runner.measure(proposal.jobs):
             candidate = candidates[outcome.key]
             self._record(task, candidate, outcome)
             observations.append(Observation(candidate, outcome, scores.get(outcome.key)))
@@ -188,26 +237,71 @@ class TuningSession:
         self._commit()
         self._judge(task, observations)
         task.rounds += 1
-        search = self._searches[task.workload.workload_id]
-        self._attempt(index, "learning from the measurements", lambda: search.observe(observations))
+        self._take_ahead()  # before anything is learned: what it was made from must not change meanwhile
+        if (search := self._searches.get(task.workload.workload_id)) is not None:  # it may have been closed since
+            self._attempt(index, "learning from the measurements", lambda: search.observe(observations))
         self._scheduler.record(index, task.best_latency_s)
         task.elapsed_s += time.monotonic() - started
         self._check_device(task, observations)
+        self._note_estimate()
+
+    def _count(self, reserved: int = 0) -> int:
+        """Programs of a round, when `reserved` of the budget are being measured."""
+        return min(self._batch, self._total - self.trials - reserved)
+
+    def _look_ahead(self, index: int, reserved: int) -> None:
+        """Let the next task's search propose while this task's programs are measured."""
+        if not self._overlap or (count := self._count(reserved)) < 1:
+            return
+        other = self._scheduler.next(without=(index,))
+        if other is None or other in self._proposals:
+            return
+        search = self._searches.get(self.tasks[other].workload.workload_id)
+        if search is not None and not search.overlaps:
+            return
+        self._ahead = _Ahead(other, self._thread.submit(self._propose, self.tasks[other], count, ahead=True))
+
+    def _take_ahead(self) -> None:
+        """Wait for what was begun by `_look_ahead`."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return
+        started = time.monotonic()
+        proposal = self._attempt(ahead.index, "proposing programs", ahead.made.result)
+        self.tasks[ahead.index].elapsed_s += time.monotonic() - started
+        if proposal is not None and proposal.candidates:
+            self._proposals[ahead.index] = proposal
+
+    def _note_estimate(self) -> None:
+        best = [(task.weight, task.best_latency_s) for task in self.tasks if task.given_up is None]
+        if best and all(latency_s is not None for _, latency_s in best):
+            self._curve.append(sum(weight * latency_s for weight, latency_s in best if latency_s is not None))
+
+    def _flat(self) -> float | None:
+        """By how much the network got faster in the last rounds, if that is too little to go on; else None."""
+        rounds = self._settings.tune_flat_rounds
+        if len(self._curve) <= rounds:
+            return None
+        gain = 1.0 - self._curve[-1] / self._curve[-1 - rounds]
+        return gain if gain < self._settings.tune_flat_gain else None
 
     def _take_up_model(self) -> None:
         self.version = self._provider.refresh()
         if not self.versions or self.versions[-1][0] != self.version:
             self.versions.append((self.version, self.trials))
 
-    def _propose(self, task: TaskState, count: int) -> tuple[dict[str, Candidate], list[MeasureInput]]:
+    def _propose(self, task: TaskState, count: int, *, ahead: bool = False) -> _Proposal:
+        """Ask the task's search, which is opened if it is not; nothing if `ahead` and it must not be asked now."""
         key = task.workload.workload_id
         search = self._searches.pop(key, None) or self._open_search(task.workload)
         self._searches[key] = search
         while len(self._searches) > MAX_OPEN_SEARCHES:
             self._searches.popitem(last=False)
+        if ahead and not search.overlaps:
+            return _Proposal({}, (), self.version)
         candidates = search.propose(count)
         jobs = [candidate.to_input(self._device.target) for candidate in candidates]
-        return {job.key: candidate for job, candidate in zip(jobs, candidates, strict=True)}, jobs
+        return _Proposal({job.key: c for job, c in zip(jobs, candidates, strict=True)}, jobs, self.version)
 
     def _scores(self, candidates: Mapping[str, Candidate]) -> dict[str, float]:
         """What the model in force predicts for each, by key; none if there is no such model or it cannot say."""
@@ -265,6 +359,7 @@ class TuningSession:
     def _give_up(self, index: int, reason: str) -> None:
         self.tasks[index].given_up = reason
         self._scheduler.retire(index)
+        self._proposals.pop(index, None)
         self._searches.pop(self.tasks[index].workload.workload_id, None)
 
     def _record(self, task: TaskState, candidate: Candidate, outcome: MeasureOutcome) -> None:

@@ -9,24 +9,27 @@ One call of `propose(n)`
     population   the best programs known here, what earlier rounds ended with, and random ones        (P programs)
     generation   score what is new; parents by rank among the P best so far; children by crossing and
                  mutating within a sketch                                                              (P programs)
-    choice       the best that were never proposed, and a share ε of random ones; applied one by one, best first;
-                 what TVM rejects is remembered and replaced by the next
+    choice       the best that were never proposed, in the order the model wants them measured (`ArrayModel.pick`),
+                 and a share ε of random ones; applied one by one; what TVM rejects is remembered and replaced by the
+                 next
 """
 
 from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeVar
+from itertools import chain
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from storage import Program, Sketch
+from storage import Program
 from tlp.language.arrays import Arrays, IntArray
 from tlp.search._base import Observation, Search
+from tlp.search.array_scores import ArrayModel, ScoreArrays
 from tlp.search.evolutionary import KnownProgram
 
 if TYPE_CHECKING:
@@ -34,15 +37,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 FloatArray = npt.NDArray[np.float64]
-ScoreArrays = Callable[[Sketch, IntArray], npt.NDArray[np.floating]]
-"""A sketch and `(N, D)` decisions → `(N,)` scores, higher = faster."""
-
 EXAMPLES: Final = 64  # programs drawn by TVM when a task is opened: extents, special locations, a first population
 EPSILON: Final = 0.1  # share of random programs among those measured (Ansor's is 0.05, of ten)
+_PREPARED: Final = 1024  # random programs that the model sees when a task is opened
 _CROSSED: Final = 0.5  # of children
 _SURVIVORS: Final = 0.25  # of a population's places, for the best of the round before
 _FRESH: Final = 0.1  # of each generation, drawn at random
 _DRY: Final = 3  # rounds without one new program after which the space counts as exhausted
+_SHORTLIST: Final = 32  # programs per program wanted, the best of which the model may choose among
 _TRIES: Final = 20  # programs applied or passed over per program wanted, before a round ends with fewer
 _REJECTIONS: Final = 4  # of a value that TVM never accepted, after which it is not tried again
 
@@ -109,12 +111,19 @@ class _Pool:
         return True
 
 
+class _Scored(NamedTuple):
+    pool: _Pool
+    row: IntArray
+    score: float
+
+
 class ArraySearch(Search):
     """See the module.
 
     Args:
         space: the workload's design space on the device's target.
-        score: asked for whole generations; the model in force may change between two calls of `propose`.
+        score: asked for whole generations, a function or a model that also picks and learns; the model in force may
+            change between two calls of `propose`.
         population: P.
         generations: per call of `propose`.
         measured: ids of programs measured on the device so far; never proposed.
@@ -126,10 +135,12 @@ class ArraySearch(Search):
         InvalidInputError: the space's sketches cannot be read.
     """
 
+    overlaps: ClassVar[bool] = True
+
     def __init__(
         self,
         space: DesignSpace,
-        score: ScoreArrays,
+        score: ScoreArrays | ArrayModel,
         *,
         population: int = 2048,
         generations: int = 4,
@@ -139,7 +150,7 @@ class ArraySearch(Search):
         epsilon: float = EPSILON,
     ) -> None:
         self._space = space
-        self._score = score
+        self._model = score if isinstance(score, ArrayModel) else ArrayModel(score)
         self._population = population
         self._generations = generations
         self._measured = set(measured)
@@ -171,6 +182,7 @@ class ArraySearch(Search):
         for seen in sorted(ok, key=lambda seen: float(seen.outcome.latency_s or np.inf)):
             program = seen.candidate.program
             self._good.setdefault(program.sketch_id, []).append(program.decisions)
+        self._model.observe(observations)
 
     # -- the population -------------------------------------------------------------------------------------------
     def _open(self) -> None:
@@ -190,6 +202,11 @@ class ArraySearch(Search):
             )
             for sketch_id, rows in sorted(examples.items())
         }
+        drawn = [
+            (pool.arrays.sketch, pool.arrays.random(_PREPARED // len(self._pools) + 1, self._rng))
+            for pool in self._pools.values()
+        ]
+        self._model.prepare(drawn)
 
     def _evolve(self) -> None:
         """One population and its generations, judged."""
@@ -246,9 +263,9 @@ class ArraySearch(Search):
         """Score rows that were not judged before."""
         fresh = self._timed("unique", lambda: pool.fresh(rows))
         if len(fresh):
-            scores = self._timed("score", lambda: np.asarray(self._score(pool.arrays.sketch, fresh), np.float64))
+            scores = self._timed("score", lambda: self._model(pool.arrays.sketch, fresh))
             self.profile.judged += len(fresh)
-            pool.add(fresh, np.where(np.isfinite(scores), scores, -np.inf), self._population * 2)
+            pool.add(fresh, scores, self._population * 2)
 
     # -- the choice -----------------------------------------------------------------------------------------------
     def _choose(self, count: int) -> list[Candidate]:
@@ -266,22 +283,17 @@ class ArraySearch(Search):
         return list(found.values())
 
     def _take_best(self, count: int, found: dict[str, Candidate]) -> None:
-        """Best first. A program that TVM put right when it was applied goes back to where its new score puts it."""
-        pools = list(self._pools.values())
-        scores = np.concatenate([pool.scores for pool in pools])
-        owner = np.repeat(np.arange(len(pools)), [len(pool.scores) for pool in pools])
-        start = np.cumsum([0, *(len(pool.scores) for pool in pools)])
-        order = iter(np.argsort(-scores, kind="stable"))
+        """In the model's order. A program that TVM put right when it was applied waits until its new score's turn."""
+        order = self._timed("pick", lambda: self._ranked(count))
         aside: list[tuple[float, int, Candidate]] = []  # put right, not taken yet
         failures = 0
         following = next(order, None)
         while len(found) < count and failures < _TRIES * count and (following is not None or aside):
-            if aside and (following is None or -aside[0][0] >= scores[following]):
+            if aside and (following is None or -aside[0][0] >= following[2]):
                 self._propose(heapq.heappop(aside)[2], found)
                 continue
             assert following is not None
-            pool = pools[owner[following]]
-            row = pool.rows[following - start[owner[following]]]
+            pool, row, _ = following
             following = next(order, None)
             candidate = self._build(pool, row)
             if candidate is None:
@@ -291,13 +303,43 @@ class ArraySearch(Search):
             else:
                 self.profile.corrected += 1
                 decisions = np.array([candidate.program.decisions], np.int64)
-                score = float(np.asarray(self._score(candidate.sketch, decisions))[0])
+                score = float(self._model(candidate.sketch, decisions)[0])
                 heapq.heappush(aside, (-score, self.profile.applied, candidate))
+
+    def _ranked(self, count: int) -> Iterator[_Scored]:
+        """Judged programs in the order they should be measured: the model's picks of a short list, then by score."""
+        pools = list(self._pools.values())
+        scores = np.concatenate([pool.scores for pool in pools])
+        owner = np.repeat(np.arange(len(pools)), [len(pool.scores) for pool in pools])
+        start = np.cumsum([0, *(len(pool.scores) for pool in pools)])
+        rest = iter(np.argsort(-scores, kind="stable"))
+        short: list[int] = []
+        for index in rest:
+            pool = pools[owner[index]]
+            if self._is_new(pool, pool.rows[index - start[owner[index]]]):
+                short.append(int(index))
+            if len(short) >= _SHORTLIST * count:
+                break
+        short.sort(key=lambda index: owner[index])  # sketch by sketch; stable: by score within
+        by_pool = [np.array([i - start[p] for i in short if owner[i] == p], np.int64) for p in range(len(pools))]
+        programs = [
+            (pool.arrays.sketch, pool.rows[rows]) for pool, rows in zip(pools, by_pool, strict=True) if len(rows)
+        ]
+        picked = [short[i] for i in self._model.pick(programs, 3 * count)] if programs else []
+        left = sorted(set(short) - set(picked), key=lambda index: (-scores[index], index))
+        return (
+            _Scored(pools[owner[i]], pools[owner[i]].rows[i - start[owner[i]]], float(scores[i]))
+            for i in chain(picked, left, rest)
+        )
+
+    def _is_new(self, pool: _Pool, row: IntArray) -> bool:
+        """Neither proposed nor measured before, nor of what TVM rejects as far as known."""
+        return Program.make(pool.arrays.sketch, row.tolist()).program_id not in self._measured and pool.allowed(row)
 
     def _build(self, pool: _Pool, row: IntArray) -> Candidate | None:
         """Apply one program; None if it was proposed or measured before, or TVM rejects it (now or by experience)."""
         sketch = pool.arrays.sketch
-        if Program.make(sketch, row.tolist()).program_id in self._measured or not pool.allowed(row):
+        if not self._is_new(pool, row):
             return None
         candidate = self._space.build(sketch, row.tolist())
         self.profile.applied += 1

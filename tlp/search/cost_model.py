@@ -73,38 +73,7 @@ class ScoreScale:
         return positive
 
 
-class ArrayScores:
-    """Scores of programs given as arrays, for `tlp.search.array_search`.
-
-    **Never raises, never returns a non-finite score**, as `TLPCostModel`.
-
-    Args:
-        scorer: called anew for every batch: the scorer in force.
-        degraded: shared by the cost models of a run.
-        seed: of the random scores.
-    """
-
-    def __init__(self, scorer: Callable[[], Scorer | None], degraded: Degraded, *, seed: int = 0) -> None:
-        self._scorer = scorer
-        self._degraded = degraded
-        self._rng = np.random.default_rng(seed)
-
-    def __call__(self, sketch: Sketch, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        """`(N, D)` programs of one sketch → `(N,)`, higher = faster."""
-        check_interrupt()
-        try:
-            score = self._scorer()
-            if score is None:
-                raise ValueError("there is no model that scores arrays")
-            raw = np.asarray(score([(sketch, row) for row in rows]), dtype=np.float64)
-            return _checked(raw, len(rows))
-        # As in `TLPCostModel.predict`.
-        except Exception as exc:  # noqa: BLE001
-            self._degraded.record(f"{type(exc).__name__}: {exc}"[:300])
-            return self._rng.random(len(rows))
-
-
-def _checked(raw: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+def checked(raw: NDArray[np.float64], count: int) -> NDArray[np.float64]:
     """The scores, if they are as many as there are programs and all finite. Raises ValueError."""
     if raw.shape != (count,):
         raise ValueError(f"{count} programs got scores of shape {raw.shape}")
@@ -145,7 +114,7 @@ class TLPCostModel:
             if version != self._version:
                 self._version, self._scale = version, ScoreScale()
             raw = np.asarray(score([self._reader.read(schedule) for schedule in schedules]), dtype=np.float64)
-            return self._scale(_checked(raw, len(schedules)))
+            return self._scale(checked(raw, len(schedules)))
         # A model is a guide, not a part the search depends on: any failure costs guidance, never the run.
         except Exception as exc:  # noqa: BLE001
             self._degraded.record(f"{type(exc).__name__}: {exc}"[:300])

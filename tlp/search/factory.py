@@ -6,9 +6,12 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from storage import Device, MeasurementStore, Workload
+import polars as pl
+
+from storage import Device, MeasurementStore, Sketch, Workload
 from tlp.search._base import Search
-from tlp.search.cost_model import ArrayScores
+from tlp.search.adaptation import MEMORY, Adaptation, Measured
+from tlp.search.array_scores import ArrayScores
 from tlp.search.providers import CostModelProvider
 
 if TYPE_CHECKING:
@@ -31,8 +34,9 @@ def search_factory(
         store: what was measured on the device before is not proposed again; the best of it is where a search starts.
         model: judges candidates. TVM's own models (`xgb`, `random`) can only be asked by TVM's own search, which then
             stands in for the one over arrays.
-        params: `search` (one of `SEARCHES`), `seed`, `batch`, `population`, `generations`.
+        params: `search` (one of `SEARCHES`), `seed`, `batch`, `population`, `generations`, `frozen` (no adaptation).
     """
+    adaptation = None if params.get("frozen") else Adaptation()
 
     def open_search(workload: Workload) -> Search:
         from tlp.programs.space import DesignSpace  # imports tvm
@@ -51,9 +55,12 @@ def search_factory(
         elite = known_programs(best.iter_rows(named=True), sketches)
         population, generations = int(params["population"]), int(params["generations"])
         if params["search"] == EVOLUTIONARY and model.scorer() is not None:
+            learned = None if adaptation is None else adaptation.task(workload.workload_id)
+            if learned is not None and not learned.has_measured:
+                learned.observe(_known(store, device, workload.workload_id, sketches))
             return ArraySearch(
                 space,
-                ArrayScores(model.scorer, model.degraded, seed=seed),
+                ArrayScores(model.scorer, model.degraded, adaptation=learned, seed=seed),
                 population=population,
                 generations=generations,
                 measured=measured,
@@ -73,3 +80,16 @@ def search_factory(
         )
 
     return open_search
+
+
+def _known(store: MeasurementStore, device: Device, workload_id: str, sketches: Mapping[str, Sketch]) -> list[Measured]:
+    """Programs of the task that were measured on the device before, the fastest and the newest."""
+    rows = store.samples(devices=[device.name], workload_ids=[workload_id]).unique("program_id", keep="last")
+    rows = rows.sort("seq")
+    if len(rows) > MEMORY:
+        rows = pl.concat([rows.sort("latency_s").head(MEMORY // 2), rows.tail(MEMORY // 2)]).unique("program_id")
+    return [
+        Measured(sketches[row["sketch_id"]], tuple(row["decisions"]), float(row["latency_s"]))
+        for row in rows.sort("seq").iter_rows(named=True)
+        if row["sketch_id"] in sketches
+    ]

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from storage import Device, Sketch
+from storage import Device
 from tlp.registry import CHAMPION
 from tlp.search.cost_model import Degraded, Scorer, TLPCostModel
 
@@ -180,17 +177,24 @@ def open_provider(ref: str, device: Device, settings: Settings, registry: Regist
 
     def load(found: ResolvedModel) -> Scorer:
         from tlp.model.checkpoint import Checkpoint  # imports torch
+        from tlp.model.inference import Precision
         from tlp.model.predictor import Predictor
+        from tlp.search.scoring import DeviceScorer
 
-        predictor = Predictor(
-            Checkpoint.load(found.checkpoint_dir),
-            device.name,
-            target=device.target,
-            family=device.family,
-            torch_device=settings.torch_device,
-        )
-        # Batches of a search take 0.1 s on one thread; more threads wait for each other beside TVM's own.
-        return _on_threads(settings.torch_threads or 1, predictor.score_many)
+        checkpoint = Checkpoint.load(found.checkpoint_dir)
+
+        def predictor(precision: Precision) -> Predictor:
+            return Predictor(
+                checkpoint,
+                device.name,
+                target=device.target,
+                family=device.family,
+                torch_device=settings.torch_device,
+                precision=precision,
+            )
+
+        fast = Precision(settings.tune_precision)
+        return DeviceScorer(predictor(Precision.FLOAT32), predictor(fast), settings.torch_threads or 1)
 
     loaded: dict[int, Scorer] = {}  # the version in force, which is looked up before every round
 
@@ -211,18 +215,3 @@ def open_provider(ref: str, device: Device, settings: Settings, registry: Regist
 
     provider = RegistryProvider(ref, resolve, seed=settings.seed)
     return provider
-
-
-def _on_threads(count: int, score: Scorer) -> Scorer:
-    """`score` with `count` torch threads; the process keeps its own number for everything else."""
-    import torch
-
-    def scored(items: Sequence[tuple[Sketch, Sequence[int]]]) -> NDArray[np.floating[Any]]:
-        before = torch.get_num_threads()
-        torch.set_num_threads(count)
-        try:
-            return score(items)
-        finally:
-            torch.set_num_threads(before)
-
-    return scored

@@ -12,7 +12,7 @@ Constants as in `auto_scheduler.TaskScheduler` (α 0.2, β 2, window 3).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 
@@ -68,9 +68,9 @@ class TaskScheduler:
         # A budget too small for all tasks should go to those that matter.
         self._warm_up = sorted(range(len(self._tasks)), key=lambda i: (-self._tasks[i].weight * self._tasks[i].flop, i))
 
-    def next(self) -> int | None:
-        """The task for the next round; None if every task is retired."""
-        live = [i for i in self._warm_up if not self._states[i].retired]
+    def next(self, without: Collection[int] = ()) -> int | None:
+        """The task for the next round, none of `without`; None if there is no other or every task is retired."""
+        live = [i for i in self._warm_up if not self._states[i].retired and i not in without]
         for i in live:
             if not self._states[i].history:
                 return i

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,8 @@ class ResumePoint:
 
     Attributes:
         run_id: the newest part.
-        params: its parameters: network, trials, model, search, batch, population, generations, seed.
+        params: its parameters: network, trials, model, search, batch, population, generations, seed, frozen,
+            until_flat.
         run_ids: all parts, newest first; a part that was resumed names the one before.
     """
 
@@ -71,6 +73,8 @@ def tune(
     trials: int | None = None,
     search: str = "evolutionary",
     resume: bool = False,
+    frozen: bool = False,
+    until_flat: bool = False,
     on_progress: Callable[[TuningProgress], None] | None = None,
 ) -> TuningReport:
     """Search for fast programs of every subgraph of a network, measuring `trials` of them on the device.
@@ -90,6 +94,8 @@ def tune(
         trials: the budget; None: `settings.tune_trials`, or the interrupted run's.
         search: one of `tlp.search.factory.SEARCHES`; a resumed run keeps its own.
         resume: go on with the last run, which was interrupted, until its budget is used; its parameters hold.
+        frozen: do not let the device's head learn from this run's measurements (`tlp.search.adaptation`).
+        until_flat: end the run early when the network gets no faster (`tune_flat_rounds`, `tune_flat_gain`).
         on_progress: called after every program.
 
     Raises:
@@ -115,7 +121,7 @@ def tune(
     started = time.monotonic()
     with runs.device_lock(settings, device):
         point = find_resumable(store, network, device) if resume else None
-        params = _params(settings, network, trials, search, model.ref, point)
+        params = _params(settings, network, trials, search, model.ref, point, frozen, until_flat)
         with (
             runs.open_run(store, RunKind.TUNE, device=device, params=params) as run,
             runs.device_activity(store, device, DeviceState.MEASURING, f"run {run.run_id}"),
@@ -140,7 +146,14 @@ def tune(
 
 
 def _params(
-    settings: Settings, network: str, trials: int | None, search: str, model: str, point: ResumePoint | None
+    settings: Settings,
+    network: str,
+    trials: int | None,
+    search: str,
+    model: str,
+    point: ResumePoint | None,
+    frozen: bool,
+    until_flat: bool,
 ) -> dict[str, Any]:
     params: dict[str, Any] = {
         "search": search,
@@ -149,6 +162,8 @@ def _params(
         "population": settings.tune_population,
         "generations": settings.tune_generations,
         "seed": settings.seed,
+        "frozen": frozen,
+        "until_flat": until_flat,
     }
     if point is not None:
         params = {key: point.params.get(key, value) for key, value in params.items()}
@@ -203,7 +218,17 @@ def _session(
         watch=watch,
         settings=settings,
         on_progress=on_progress,
+        overlap=_leaves_a_core(device),
+        until_flat=bool(params["until_flat"]),
     )
+
+
+def _leaves_a_core(device: Device) -> bool:
+    """Whether searching while the device measures leaves its latencies alone: boards do, and this machine if the
+    device has not all of its cores."""
+    if device.endpoint.get("kind") != "local":
+        return True
+    return int(device.target.get("num-cores") or os.cpu_count() or 1) < len(os.sched_getaffinity(0))
 
 
 def _tasks(store: MeasurementStore, network: Network, device: str) -> list[TaskState]:

@@ -34,12 +34,16 @@ class Recipe:
         learning_rate: factor.
         replay: programs of other devices, all of them together, that are trained on again.
         distillation: weight of keeping the parent's scores of the other devices' heads.
+        trunk_rate: factor of the learning rate for what the devices share.
+        batch: factor of the lists per step; a short training has few steps, smaller ones give it more.
     """
 
     epochs: float
     learning_rate: float
     replay: int = 0
     distillation: float = 0.0
+    trunk_rate: float = 1.0
+    batch: float = 1.0
 
 
 RECIPES: Mapping[str, Recipe] = {
@@ -80,6 +84,8 @@ class IncrementalStrategy(LessonStrategy):
             options,
             epochs=max(1, round(options.epochs * recipe.epochs)),
             learning_rate=options.learning_rate * recipe.learning_rate,
+            trunk_rate=recipe.trunk_rate,
+            batch_lists=max(1, round(options.batch_lists * recipe.batch)),
         )
         return Lesson(kept, budget, learned, teacher)
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +54,7 @@ class TrainOptions:
         threads: threads to use, 0: as many as torch would.
         torch_device: where to compute.
         clip: largest norm of the gradient (paper: 0.5).
+        trunk_rate: factor of the learning rate for all but the heads; a warm start may want to keep its trunk.
         falling_rate: warm up, then fall along a cosine; else constant.
         mix_workloads: rank all programs of a step against each other, as the paper's code does.
         fill_few: give a device with few samples labels translated from its nearest relative's
@@ -68,6 +70,7 @@ class TrainOptions:
     threads: int = 0
     torch_device: str = "cpu"
     clip: float = 1.0
+    trunk_rate: float = 1.0
     falling_rate: bool = True
     mix_workloads: bool = False
     fill_few: bool = False
@@ -221,7 +224,7 @@ class TrainingRun:
         self._teacher = teacher
         self._loss = LOSSES[options.loss]
         self._optimiser = torch.optim.AdamW(
-            self._parameters, lr=options.learning_rate, weight_decay=options.weight_decay, fused=True
+            _parameter_groups(network, options), weight_decay=options.weight_decay, fused=True
         )
         groups = dataset.groups[dataset.training_groups]
         steps = options.epochs * math.ceil(_list_count(groups) / options.batch_lists)
@@ -298,6 +301,15 @@ class TrainingRun:
             if len(known) > 1:
                 tops.append(float(labels[known[scores[known, head].argmax()], head]))
         return tops
+
+
+def _parameter_groups(network: MTLTLP, options: TrainOptions) -> list[dict[str, Any]]:
+    """What the optimiser steps: the heads and the rest, each at its rate."""
+    heads = list(network.heads.parameters())
+    mine = {id(parameter) for parameter in heads}
+    trunk = [parameter for parameter in network.parameters() if id(parameter) not in mine]
+    rate = options.learning_rate
+    return [{"params": trunk, "lr": rate * options.trunk_rate}, {"params": heads, "lr": rate}]
 
 
 def _rate(step: int, steps: int) -> float:

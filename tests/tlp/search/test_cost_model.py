@@ -154,17 +154,12 @@ def test_fixed_provider_hands_out_tvm_cost_models(space: DesignSpace) -> None:
 def test_scoring_uses_its_own_number_of_torch_threads() -> None:
     import torch
 
-    from tlp.search.providers import _on_threads
+    from tlp.search.scoring import on_threads
 
     before = torch.get_num_threads()
-    seen = []
-
-    def score(items: Items) -> np.ndarray:
-        seen.append(torch.get_num_threads())
-        return by_sum(items)
-
-    assert list(_on_threads(before + 1, score)([])) == []
-    assert seen == [before + 1] and torch.get_num_threads() == before
+    with on_threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
 
 
 def test_open_provider_scores_with_the_registered_checkpoint(

@@ -1,0 +1,157 @@
+"""Online adaptation: while a network is tuned, the device's head learns from what the run measures.
+
+Bounded and for this run only: the trunk and the head up to its last hidden layer stay as they are in the registry;
+what is learned is, for each task, how far the head's score can be trusted and what it gets wrong near programs that
+were measured (`tlp.search.posterior`). It is kept in memory and is gone with the run. `--frozen` does without.
+
+When the version in force changes (a promotion, a roll-back), what was learned of the old one's head is worked out anew
+from the same measurements.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from storage import Sketch
+from tlp.search.posterior import Posterior, Scale
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+
+MEMORY: Final = 256  # measured programs of a task that are learned from: half the fastest, half the newest
+KAPPA: Final = 0.5  # how much an uncertain program is preferred, in standard deviations
+
+
+class Pooling(Protocol):
+    """Programs as a model's last layer sees them (`tlp.model.inference.Pooled`)."""
+
+    @property
+    def scores(self) -> npt.NDArray[np.floating]:
+        """`(N,)`, higher = faster."""
+
+    @property
+    def hidden(self) -> npt.NDArray[np.floating]:
+        """`(N, D)`."""
+
+
+Pool = Callable[[Sketch, Integers], Pooling]
+"""A sketch and `(N, D)` decisions → its programs as the model in force sees them."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A program that ran on the device.
+
+    Attributes:
+        latency_s: positive.
+    """
+
+    sketch: Sketch
+    decisions: tuple[int, ...]
+    latency_s: float
+
+
+class Adaptation:
+    """What a tuning run has learned, all tasks; tasks tell each other how much a score is worth."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, TaskAdaptation] = {}
+
+    def task(self, workload_id: str) -> TaskAdaptation:
+        """What was learned of one task; made on first use."""
+        if workload_id not in self._tasks:
+            self._tasks[workload_id] = TaskAdaptation(lambda: self._gain(workload_id))
+        return self._tasks[workload_id]
+
+    def _gain(self, workload_id: str) -> float | None:
+        """a₀ for a task: the median of the other tasks' gains."""
+        gains = [task.gain for key, task in self._tasks.items() if key != workload_id and task.gain is not None]
+        return statistics.median(gains) if gains else None
+
+
+class TaskAdaptation:
+    """What a tuning run has learned of one task.
+
+    Args:
+        prior_gain: a₀ as the other tasks have it; None if they do not know.
+    """
+
+    def __init__(self, prior_gain: Callable[[], float | None] = lambda: None) -> None:
+        self._prior_gain = prior_gain
+        self._sample: Sequence[tuple[Sketch, Integers]] = ()
+        self._measured: list[Measured] = []
+        self._scale: Scale | None = None
+        self._posterior: Posterior | None = None
+        self._version: object = None
+
+    @property
+    def has_measured(self) -> bool:
+        """Whether it was told of any program."""
+        return bool(self._measured)
+
+    @property
+    def gain(self) -> float | None:
+        """a, if something was learned."""
+        return None if self._posterior is None or not self._measured else self._posterior.gain
+
+    def prepare(self, programs: Sequence[tuple[Sketch, Integers]]) -> None:
+        """Random programs of the task, sketch by sketch: they tell its scale."""
+        self._sample = tuple(programs)
+
+    def observe(self, programs: Iterable[Measured]) -> None:
+        """Learn from programs that ran; takes effect with the next scores."""
+        self._measured.extend(programs)
+        if len(self._measured) > MEMORY:
+            newest = self._measured[-MEMORY // 2 :]
+            fastest = sorted(self._measured[: -MEMORY // 2], key=lambda one: one.latency_s)[: MEMORY // 2]
+            self._measured = [*fastest, *newest]
+        self._posterior = None
+
+    def scores(self, pool: Pool, version: object, sketch: Sketch, rows: Integers) -> Floats:
+        """`(N, D)` programs of one sketch → `(N,)` expected -log2(latency), higher = faster.
+
+        Args:
+            pool: the model in force.
+            version: which one; what was learned is worked out anew if it is another one than before.
+        """
+        scores, hidden = _gathered(pool, [(sketch, rows)])
+        return self._current(pool, version).mean(scores, hidden)
+
+    def pick(self, pool: Pool, version: object, programs: Sequence[tuple[Sketch, Integers]], count: int) -> list[int]:
+        """Which `count` of some programs to measure, in order; they are numbered through, sketch by sketch."""
+        scores, hidden = _gathered(pool, programs)
+        return self._current(pool, version).pick(scores, hidden, count, KAPPA)
+
+    def _current(self, pool: Pool, version: object) -> Posterior:
+        if version is not self._version:
+            self._version, self._scale, self._posterior = version, None, None
+        if self._scale is None:
+            self._scale = Scale.of(*_gathered(pool, self._sample))
+        if self._posterior is None:
+            self._posterior = self._learned(pool, self._scale)
+        return self._posterior
+
+    def _learned(self, pool: Pool, scale: Scale) -> Posterior:
+        if not self._measured:
+            return Posterior.prior(scale, self._prior_gain())
+        by_sketch: dict[str, list[Measured]] = {}
+        for one in self._measured:
+            by_sketch.setdefault(one.sketch.sketch_id, []).append(one)
+        groups = list(by_sketch.values())
+        rows = [np.array([one.decisions for one in group], np.int64).reshape(len(group), -1) for group in groups]
+        scores, hidden = _gathered(pool, [(group[0].sketch, part) for group, part in zip(groups, rows, strict=True)])
+        y = -np.log2([one.latency_s for group in groups for one in group])
+        return Posterior.fit(scale, scores, hidden, y, self._prior_gain())
+
+
+def _gathered(pool: Pool, programs: Sequence[tuple[Sketch, Integers]]) -> tuple[Floats, Floats]:
+    """Scores `(N,)` and hidden vectors `(N, D)` of programs given sketch by sketch."""
+    parts = [pool(sketch, rows) for sketch, rows in programs]
+    scores = np.concatenate([np.asarray(part.scores, np.float64) for part in parts])
+    return scores, np.concatenate([np.asarray(part.hidden, np.float64) for part in parts])
