@@ -6,7 +6,9 @@ For the heaviest task of each network on one core, in one run: opening the searc
 from 8,192 candidates (arrays) or TVM's population of 512 over 4 generations. *Judged* are candidates a model scored.
 Nothing is measured (a fake runner answers), so the figures are those of the search alone; the model is untrained, its
 cost does not depend on its weights. `arrays + TLP` is what `tlp tune` does: online adaptation, and matrix products in
-bfloat16 where the CPU has instructions for it; `frozen` is without adaptation. XGB is TVM's XGBModel after it has learned from one round.
+bfloat16 where the CPU has instructions for it; `frozen` is without adaptation. XGB is TVM's XGBModel after it has
+learned from one round. Rates and times are by CPU time of the process (one thread), so that other work on the machine
+does not count; `wall` is beside it.
 """
 
 from __future__ import annotations
@@ -47,14 +49,14 @@ BATCH = 256
 
 
 def timed(name: str, function: Any, *, judged: bool = False) -> Any:
-    """`function`, its wall seconds added to `spent`; with `judged` the candidates of its last argument counted."""
+    """`function`, its CPU seconds added to `spent`; with `judged` the candidates of its last argument counted."""
 
     def wrapper(*args: Any, **more: Any) -> Any:
-        begin = time.perf_counter()
+        begin = time.process_time()
         try:
             return function(*args, **more)
         finally:
-            spent[name] += time.perf_counter() - begin
+            spent[name] += time.process_time() - begin
             if judged:
                 spent["judged"] += len(args[-1])
 
@@ -71,9 +73,9 @@ class Untrained:
     def pooled(self, sketch: Sketch, rows: IntArray) -> Pooled:
         parts = []
         for start in range(0, len(rows), BATCH):
-            begin = time.perf_counter()
+            begin = time.process_time()
             features = self._encoder.encode(sketch, rows[start : start + BATCH])
-            spent["encode"] += time.perf_counter() - begin
+            spent["encode"] += time.process_time() - begin
             parts.append(self._inference(features))
         return Pooled(np.concatenate([p.scores for p in parts]), np.concatenate([p.hidden for p in parts]))
 
@@ -90,23 +92,25 @@ class Untrained:
 
 def rounds(make: Any, space: DesignSpace, count: int) -> dict[str, Any]:
     """Open a search, then `count` rounds; the first teaches XGB and is left out of the rates."""
-    begin = time.perf_counter()
+    begin = time.process_time()
     search: Search = make()
     first = search.propose(COUNT)
-    open_s = time.perf_counter() - begin
+    open_s = time.process_time() - begin
     _observe(search, space, first)
     spent.clear()
-    seconds = 0.0
+    seconds = wall_s = 0.0
     for _ in range(count):
-        begin = time.perf_counter()
+        begin, began = time.process_time(), time.perf_counter()
         candidates = search.propose(COUNT)
-        seconds += time.perf_counter() - begin
+        seconds += time.process_time() - begin
+        wall_s += time.perf_counter() - began
         _observe(search, space, candidates)
     judged = spent.pop("judged")
     where = {name: value / count for name, value in spent.items()}
     return {
         "open_and_first_round_s": open_s,
         "round_s": seconds / count,
+        "round_wall_s": wall_s / count,
         "judged_per_round": judged / count,
         "judged_per_s": judged / seconds,
         "where_s": where,
@@ -195,7 +199,8 @@ def main() -> None:
             if not given.json:
                 where = ", ".join(f"{key} {value:.2f}" for key, value in sorted(row["where_s"].items()))
                 print(
-                    f"{name:10s} {case:13s} {row['judged_per_round']:7.0f} judged in {row['round_s']:6.2f} s, "
+                    f"{name:10s} {case:13s} {row['judged_per_round']:7.0f} judged in {row['round_s']:6.2f} s "
+                    f"(wall {row['round_wall_s']:.2f}), "
                     f"{row['judged_per_s']:7.0f}/s ({times:5.1f} x TVM + XGB); seconds of a round: {where}",
                     flush=True,
                 )

@@ -151,7 +151,10 @@ class TaskAdaptation:
 
 
 def _gathered(pool: Pool, programs: Sequence[tuple[Sketch, Integers]]) -> tuple[Floats, Floats]:
-    """Scores `(N,)` and hidden vectors `(N, D)` of programs given sketch by sketch."""
+    """Scores `(N,)` and hidden vectors `(N, D)` of programs given sketch by sketch. Raises ValueError (not finite)."""
     parts = [pool(sketch, rows) for sketch, rows in programs]
     scores = np.concatenate([np.asarray(part.scores, np.float64) for part in parts])
-    return scores, np.concatenate([np.asarray(part.hidden, np.float64) for part in parts])
+    hidden = np.concatenate([np.asarray(part.hidden, np.float64) for part in parts])
+    if not (np.isfinite(scores).all() and np.isfinite(hidden).all()):
+        raise ValueError(f"the model's scores of {len(scores)} programs are not all finite")
+    return scores, hidden
