@@ -3,7 +3,9 @@
 The layout is the paper's (TLP §4: one-hot kind, numbers, names as tokens, one row per primitive, cropped or padded to
 L×E), adapted to MetaSchedule traces. Widths were chosen on the traces of 187 workloads (7 to 34 instructions before
 `EnterPostproc`): without the instructions that only make handles or draw decisions, whose values are written where
-they are used (`tlp.language.rows`), 3 to 24 rows are left, hence 24 rows of primitives.
+they are used (`tlp.language.rows`), 3 to 24 rows are left, hence 24 rows of primitives. Sketches for GPUs have loops
+fused and bound to threads and operands copied to shared memory: 4 to 35 rows of float32 workloads, hence 48; those for
+tensor cores have some 70 and are cropped.
 
     columns                what                                                           width
     KIND                   one-hot of the primitive; row 0 stands for padding                32
@@ -20,6 +22,7 @@ what the latency depends on, and one attention layer would have to join up to ei
 
     version                 L × E      rows before the primitives             numbers
     metaschedule-2          27 × 73    3: the profile (`tlp.language.profile`), its K numbers row by row, then zeros
+    metaschedule-2-gpu      51 × 73    the same; 48 rows of primitives
     metaschedule-1          24 × 73    none
     metaschedule-1-paper    24 × 73    none; NEST and LOCATION left out        raw, as in the paper
 
@@ -56,9 +59,11 @@ FACTORS = slice(SCALARS.stop, SCALARS.stop + 6)
 LOCATION = slice(FACTORS.stop, FACTORS.stop + 5)
 NEST = slice(LOCATION.stop, LOCATION.stop + 24)
 PRIMITIVES = 24  # rows
+GPU_PRIMITIVES = 48
 LOOP_SLOTS = 16
 
 ENCODER_VERSION = "metaschedule-2"
+GPU_ENCODER_VERSION = "metaschedule-2-gpu"
 FIRST_ENCODER_VERSION = "metaschedule-1"
 PAPER_ENCODER_VERSION = "metaschedule-1-paper"
 
@@ -72,29 +77,38 @@ class Layout:
         profile_rows: rows before the primitives that hold the profile, row by row; their KIND columns are not kinds.
         is_raw: numbers are written as they are.
         has_nest: Reorder rows have NEST.
+        primitives: rows of primitives without cropping.
     """
 
     width: int
     profile_rows: int = 0
     is_raw: bool = False
     has_nest: bool = True
+    primitives: int = PRIMITIVES
 
     @property
     def length(self) -> int:
         """L without cropping."""
-        return self.profile_rows + PRIMITIVES
+        return self.profile_rows + self.primitives
 
 
 LAYOUTS = {
     ENCODER_VERSION: Layout(NEST.stop, -(-PROFILE_WIDTH // NEST.stop)),
+    GPU_ENCODER_VERSION: Layout(NEST.stop, -(-PROFILE_WIDTH // NEST.stop), primitives=GPU_PRIMITIVES),
     FIRST_ENCODER_VERSION: Layout(NEST.stop),
     PAPER_ENCODER_VERSION: Layout(NEST.stop, is_raw=True, has_nest=False),
 }
 ENCODER_VERSIONS = tuple(LAYOUTS)
+GPU_FAMILIES = ("cuda", "rocm", "metal", "opencl", "vulkan", "webgpu")
 WIDTH, LENGTH = LAYOUTS[ENCODER_VERSION].width, LAYOUTS[ENCODER_VERSION].length  # E and L of the current version
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.integer[Any]]
+
+
+def version_of(family: str) -> str:
+    """The encoder version of a new model for an ISA family (`tlp.programs.targets.family_of`)."""
+    return GPU_ENCODER_VERSION if family in GPU_FAMILIES else ENCODER_VERSION
 
 
 def log_extent(value: npt.ArrayLike) -> npt.NDArray[np.float64]:

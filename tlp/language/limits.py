@@ -128,9 +128,8 @@ class Limits:
         """
         goals = [np.full(len(rows), threads.low) for threads in self.threads]
         if spread:
-            goals = [
-                np.exp(rng.uniform(np.log(t.low), np.log(max(t.high / 2, t.low)), size=len(rows))) for t in self.threads
-            ]
+            # factors of two end somewhere between the goal and twice the goal
+            goals = [np.exp(rng.uniform(np.log(t.low / 2), np.log(t.high / 2), size=len(rows))) for t in self.threads]
         good = np.zeros(len(rows), np.bool_)
         for step in range(_ROUNDS):
             left = np.flatnonzero(~good)
@@ -139,7 +138,7 @@ class Limits:
             for threads, goal in zip(self.threads, goals, strict=True):
                 number = _product(part, threads.extent)
                 # goals are a wish: half the rounds suffice for it, then the limit counts
-                wanted = goal[left] if step < _ROUNDS // 2 else threads.low
+                wanted = np.maximum(goal[left], threads.low) if step < _ROUNDS // 2 else threads.low
                 self._move(part, (number < wanted) & ~moved, threads.more, rng, moved)
                 self._move(part, (number > threads.high) & ~moved, threads.fewer, rng, moved)
             for extent, moves in self.pipelines:

@@ -150,6 +150,8 @@ def encode_reference(encoder: MetaScheduleEncoder, sketch: Sketch, decisions: Se
                 else:
                     walk.replace(first, [made])
             for value in [*attrs, *inputs[1:]]:
+                if kind == "Annotate" and isinstance(value, list) and value:
+                    value = value[-1]
                 if isinstance(value, str) and value in walk.value:
                     scalars.append(walk.value[value])
                 elif isinstance(value, str):

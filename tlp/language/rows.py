@@ -228,6 +228,8 @@ def _row(state: WalkState, instruction: Instruction) -> Row:
             state.derive(first, [out])
     scalars_: list[Extent] = []
     for value in (*attrs, *inputs[1:]):
+        if kind == "Annotate" and isinstance(value, list) and value:
+            value = value[-1]  # of a software pipeline's stages: the one that uses what the others fetched
         if isinstance(value, str) and value in state.extent:
             scalars_.append(state.extent[value])
         elif isinstance(value, str):

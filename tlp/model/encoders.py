@@ -60,7 +60,7 @@ def default_version(language: str, family: str) -> str:
         InvalidInputError: no such language.
     """
     if language == METASCHEDULE:
-        return encoder.ENCODER_VERSION
+        return encoder.version_of(family)
     if language == ANSOR:
         return ansor_encoder.version_of(family)
     raise InvalidInputError(f"schedule language {language!r} is not one of {', '.join(LANGUAGES)}")

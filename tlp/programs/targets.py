@@ -70,6 +70,12 @@ _CODEGEN_FEATURES: Final = frozenset(
 _ROOTS: Final = ("sse3", "ssse3", "sse4.1", "sse4.2", "avx", "avx2", "fma", "avx512f", "amx-tile", "neon", "sve")
 
 _ARCHITECTURES: Final[Mapping[str, str]] = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
+# What TVM's own tags (`nvidia/…`) say of every GPU; a kernel gets more shared memory than 48 KiB only if it asks.
+_CUDA_LIMITS: Final[Mapping[str, int]] = {
+    "max_threads_per_block": 1024,
+    "max_shared_memory_per_block": 49152,
+    "thread_warp_size": 32,
+}
 _TRIPLES: Final = ("x86_64-linux-gnu", "aarch64-linux-gnu", "riscv64-linux-gnu", "armv7-linux-gnueabihf")
 
 
@@ -146,7 +152,8 @@ def normalise_target(value: str | Mapping[str, Any]) -> dict[str, Any]:
 
     Returns:
         The target as a dict. For llvm `num-cores` defaults to the physical cores of this machine, and `mtriple` is
-        added for an mcpu of another architecture.
+        added for an mcpu of another architecture. For cuda the limits of a block default to what every GPU of NVIDIA
+        has: without them TVM makes no design space.
 
     Raises:
         InvalidInputError: not JSON, an option TVM does not know, or an mcpu LLVM does not know (near matches named).
@@ -169,6 +176,8 @@ def normalise_target(value: str | Mapping[str, Any]) -> dict[str, Any]:
         cores = target["num-cores"]
         if not isinstance(cores, int) or isinstance(cores, bool) or cores < 1:
             raise InvalidInputError(f"num-cores is {cores!r}, it must be an integer >= 1", next_command=HELP)
+    if target["kind"] == "cuda":
+        target = {**_CUDA_LIMITS, **target}
     with map_tvm_errors(f"TVM refuses target {json.dumps(target, default=str)}", next_command=HELP):
         from tvm.target import Target
 

@@ -94,7 +94,7 @@ def instruction_lists(draw: st.DrawFn) -> list[list[Any]]:
         elif step == "rat":
             out.append(["ReverseComputeAt", [block, nest[at]], [1, -1], []])
         elif step == "annotate":
-            value = draw(st.sampled_from([16, 1.5, '"SSRSRS"', "plain"]))
+            value = draw(st.sampled_from([16, 1.5, '"SSRSRS"', "plain", [0, 0, 2]]))
             out.append(["Annotate", [draw(st.sampled_from([block, nest[at]])), value], ["meta_schedule.key"], []])
         elif step == "rfactor":
             made = f"b{next(fresh)}"

@@ -77,7 +77,16 @@ def test_kernel_flags_are_those_of_every_core(tmp_path: Path) -> None:
         ('{"kind": "llvm", "mcpu": "znver3", "num-cores": 8}', {"mcpu": "znver3", "num-cores": 8}, "x86_64"),
         ({"kind": "llvm", "mcpu": "cortex-a72", "num-cores": 4}, {"mtriple": "aarch64-linux-gnu"}, "aarch64"),
         ({"kind": "llvm", "mtriple": "arm64-apple-macos"}, {}, "aarch64"),
-        ({"kind": "cuda", "arch": "sm_80"}, {"kind": "cuda", "arch": "sm_80"}, "cuda"),
+        (
+            {"kind": "cuda", "arch": "sm_80"},
+            {"arch": "sm_80", "max_threads_per_block": 1024, "max_shared_memory_per_block": 49152},
+            "cuda",
+        ),
+        (
+            {"kind": "cuda", "max_shared_memory_per_block": 16384},
+            {"max_shared_memory_per_block": 16384, "thread_warp_size": 32},
+            "cuda",
+        ),
         ("nvidia/geforce-rtx-3090", {"kind": "cuda", "arch": "sm_86"}, "cuda"),
         ({"tag": "nvidia/geforce-rtx-3090"}, {"kind": "cuda"}, "cuda"),
     ],
