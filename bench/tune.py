@@ -80,7 +80,8 @@ def run(case: str, workload: Any, target: Mapping[str, Any], scorer: Any, trials
     store = MemoryStore()
     store.add_workloads([workload])
     store.add_device(
-        Device("bench", target, "x86_64", 1, {}, {"kind": "local"}, DeviceState.SERVING, datetime.now(UTC))
+        Device("bench", target, "x86_64", 1, {}, {"kind": "local"}, DeviceState.SERVING, datetime.now(UTC)),
+        reason="benchmark",
     )
     store.add_network(
         Network("task", True, "bench", datetime.now(UTC), (NetworkTask(workload.workload_id, "task", 1),))

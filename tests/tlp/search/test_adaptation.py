@@ -86,7 +86,7 @@ def test_near_duplicates_are_not_picked_together_before_anything_was_measured() 
     hidden = np.repeat(np.eye(D), 10, axis=0) * 5 + np.random.default_rng(0).normal(size=(10 * D, D)) * 1e-3
     scores = np.repeat(np.linspace(1.0, 0.9, D), 10)
     prior = Posterior.prior(Scale.of(scores, hidden))
-    assert len({i // 10 for i in prior.pick(scores, hidden, D, 10.0)}) == D
+    assert len({i // 10 for i in prior.pick(scores, hidden, D, 30.0)}) == D
     assert {i // 10 for i in prior.pick(scores, hidden, D, 0.0)} == {0}
 
 
