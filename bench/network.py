@@ -45,8 +45,7 @@ def tuned(name: str, case: str, target: Mapping[str, Any], scorer: Any, trials: 
     settings = Settings(home=home, canary=False, torch_threads=1, **stock)
     store = MemoryStore()
     network, workloads = build_network(name, f"builtin:{name}")
-    store.add_workloads(workloads)
-    store.add_network(network)
+    store.add_network(network, workloads)
     store.add_device(
         Device("bench", target, "x86_64", 1, {}, {"kind": "local"}, DeviceState.SERVING, datetime.now(UTC)),
         reason="benchmark",

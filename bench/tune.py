@@ -78,7 +78,6 @@ def run(case: str, workload: Any, target: Mapping[str, Any], scorer: Any, trials
 
     settings = Settings(seed=seed, canary=False, tune_remeasure=1, torch_threads=1, **OVERRIDES.get(case, {}))
     store = MemoryStore()
-    store.add_workloads([workload])
     store.add_device(
         Device("bench", target, "x86_64", 1, {}, {"kind": "local"}, DeviceState.SERVING, datetime.now(UTC)),
         reason="benchmark",
