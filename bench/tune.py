@@ -83,7 +83,7 @@ def run(case: str, workload: Any, target: Mapping[str, Any], scorer: Any, trials
         reason="benchmark",
     )
     store.add_network(
-        Network("task", True, "bench", datetime.now(UTC), (NetworkTask(workload.workload_id, "task", 1),))
+        Network("task", True, "bench", datetime.now(UTC), (NetworkTask(workload.workload_id, "task", 1),)), [workload]
     )
     models: dict[str, Callable[[], CostModelProvider]] = {"stock": XGBProvider, "random": RandomProvider}
     model = models[case]() if case in models else FixedScorerProvider(scorer, "version")
