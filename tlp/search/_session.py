@@ -273,7 +273,9 @@ class TuningSession:
             self._proposals[ahead.index] = proposal
 
     def _note_estimate(self) -> None:
-        best = [(task.weight, task.best_latency_s) for task in self.tasks if task.given_up is None]
+        # One that was given up counts with what it has: without it the network would seem to get faster.
+        counted = [task for task in self.tasks if task.given_up is None or task.best_latency_s is not None]
+        best = [(task.weight, task.best_latency_s) for task in counted]
         if best and all(latency_s is not None for _, latency_s in best):
             self._curve.append(sum(weight * latency_s for weight, latency_s in best if latency_s is not None))
 
