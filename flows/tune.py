@@ -14,12 +14,28 @@ from tlp import pipeline
 
 @task(name="tune network", cache_policy=NO_CACHE, persist_result=False)
 def tune_network(
-    network: str, device: str, trials: int | None, model: str, search: str, resume: bool
+    network: str,
+    device: str,
+    trials: int | None,
+    model: str,
+    search: str,
+    resume: bool,
+    frozen: bool = False,
+    until_flat: bool = False,
 ) -> dict[str, Any]:
     """Search and measure, rounds of a few programs, until the budget is used."""
     settings, store = _run.begin()
     return pipeline.tune(
-        store, settings, network=network, device=device, trials=trials, model=model, search=search, resume=resume
+        store,
+        settings,
+        network=network,
+        device=device,
+        trials=trials,
+        model=model,
+        search=search,
+        resume=resume,
+        frozen=frozen,
+        until_flat=until_flat,
     )
 
 
@@ -31,11 +47,15 @@ def tune(
     model: str = "champion",
     search: str = "evolutionary",
     resume: bool = False,
+    frozen: bool = False,
+    until_flat: bool = False,
 ) -> dict[str, Any] | State[Any]:
-    """Tune `network` for `device`: `trials` programs, all tasks together."""
+    """Tune `network` for `device`: `trials` programs, all tasks together; fewer if it is flat before (`until_flat`)."""
 
     def body() -> dict[str, Any]:
-        report: dict[str, Any] = _run.step(tune_network, network, device, trials, model, search, resume)
+        report: dict[str, Any] = _run.step(
+            tune_network, network, device, trials, model, search, resume, frozen, until_flat
+        )
         title = f"{network} on {device}, model {report['model_version']}"
         _run.table(f"tune-{network}-{device}", report["tasks"], title)
         return report

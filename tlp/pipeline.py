@@ -272,6 +272,9 @@ def tune(
     model: str = "champion",
     search: str = "evolutionary",
     resume: bool = False,
+    frozen: bool = False,
+    until_flat: bool = False,
+    registry: Registry | None = None,
 ) -> dict[str, Any]:
     """Tune a network for a device; see `tlp.search.tuning.tune`, which takes the lock and opens the run.
 
@@ -283,7 +286,10 @@ def tune(
         trials: programs to measure; None: `tune_trials`, or what is left of the run that is resumed.
         model: `champion`, a version number, `xgb` or `random`; a resumed run keeps its own.
         search: how programs are looked for; a resumed run keeps its own.
-        resume: go on with the last run, which was interrupted.
+        resume: go on with the last run, which was interrupted; its parameters hold.
+        frozen: do not let the device's head learn from this run's measurements.
+        until_flat: end the run early when the network gets no faster.
+        registry: asked for versions; None: the one of `settings`.
 
     Returns:
         What `tlp tune --json` prints.
@@ -299,7 +305,7 @@ def tune(
     from tlp.search import providers, tuning
 
     ref = str(tuning.find_resumable(store, network, device).params["model"]) if resume else model
-    registry = Registry(settings, store)
+    registry = registry or Registry(settings, store)
     if ref not in MODELS_WITHOUT_REGISTRY:
         registry.reconcile()  # a champion that a person moved meanwhile is recorded before it is used
     provider = providers.open_provider(ref, found, settings, registry)
@@ -317,6 +323,8 @@ def tune(
             trials=trials,
             search=search,
             resume=resume,
+            frozen=frozen,
+            until_flat=until_flat,
             on_progress=lambda p: update(p.trials, _tuning_note(p.estimated_latency_s, p.failed), total=p.total),
         )
     if ref not in MODELS_WITHOUT_REGISTRY:

@@ -168,6 +168,12 @@ class Settings(BaseSettings):
     tune_flat_gain: float = Field(
         0.005, gt=0, lt=1, description="Part by which the network must get faster in those rounds to go on."
     )
+    tune_night_trials: int = Field(
+        2560, ge=1, description="Programs a tuning night measures, all networks and devices together."
+    )
+    tune_night_s: float = Field(
+        4 * 3600.0, gt=0, description="Time after which a tuning night starts no further network, seconds."
+    )
 
     @field_validator("home")
     @classmethod

@@ -216,6 +216,8 @@ def _again(run: Run) -> str:
         return f"bootstrap {run.device}"
     if run.kind is RunKind.MEASURE:
         return f"measure {run.device} --samples {run.params.get('samples', 100)}"
+    if run.kind is RunKind.TUNE and run.device is None:  # a night
+        return "tune --due"
     if run.kind is RunKind.TUNE:
         return f"tune {run.params.get('network', 'NETWORK')} --device {run.device} --resume"
     return "train --dry-run"

@@ -66,7 +66,7 @@ def reporting(arguments: Sequence[str], *, as_json: bool) -> Iterator[Outcome]:
 def _interrupted(arguments: Sequence[str]) -> TlpError:
     """What Ctrl-C left, and how to go on: the same command, which for tuning needs `--resume`."""
     words = list(arguments)
-    if "tune" in words and "--resume" not in words:
+    if "tune" in words and not {"--resume", "--due"} & set(words):
         words.append("--resume")
     return InvalidInputError("interrupted; what was stored is kept", next_command=shlex.join(["tlp", *words]))
 

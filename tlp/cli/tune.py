@@ -21,22 +21,56 @@ def register(app: typer.Typer) -> None:
 
 
 def tune(
-    network: Network,
-    device: DeviceOption,
-    trials: Annotated[int | None, typer.Option(min=1, help="Programs to measure, all tasks together.")] = None,
+    network: Annotated[
+        str | None, typer.Argument(metavar="NETWORK", help="Network, as added with `tlp network add`.")
+    ] = None,
+    device: Annotated[str | None, typer.Option("--device", help="Device to tune for.")] = None,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="Programs to measure, all tasks (with --due: all networks) together.")
+    ] = None,
     model: Annotated[str, typer.Option(help="champion, a version number, xgb (TVM's), or random.")] = "champion",
     search: Annotated[str, typer.Option(help="evolutionary, tvm (TVM's own), or random.")] = "evolutionary",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the last run, to the same total.")] = False,
+    frozen: Annotated[
+        bool, typer.Option("--frozen", help="Do not let the model's head learn from this run's measurements.")
+    ] = False,
+    until_flat: Annotated[
+        bool, typer.Option("--until-flat", help="End early when the network gets no faster (tune_flat_rounds).")
+    ] = False,
+    due: Annotated[
+        bool, typer.Option("--due", help="Every network on every device that is due, as the nightly flow does.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --due: say what is due and why.")] = False,
 ) -> Output:
     """Tune a network for a device: evolutionary search with the promoted model, best programs measured.
 
-    Ctrl-C keeps what was measured; `--resume` goes on to the same total.
+    Ctrl-C keeps what was measured; `--resume` goes on to the same total. `--due` tunes every network on every device
+    (or the one of `--device`) that is due, interrupted runs first.
     """
     from tlp.report import tables
 
-    params = {"network": network, "device": device, "trials": trials, "model": model}
-    report = launch("tune", **params, search=search, resume=resume)
+    if due:
+        _refuse("NETWORK", network is not None)
+        chosen = {"--model": model != "champion", "--search": search != "evolutionary", "--resume": resume}
+        for option, given in (chosen | {"--frozen": frozen, "--until-flat": until_flat}).items():
+            _refuse(option, given)
+        from tlp.report import night
+
+        found = launch("tune_all", device=device, trials=trials, dry_run=dry_run)
+        return Output(found, lambda: night.outcome(found) if found["tuned"] else night.dry_run(found))
+    if dry_run:
+        raise typer.BadParameter("--dry-run goes with --due")
+    if network is None or device is None:
+        missing = "NETWORK" if network is None else "--device"
+        raise typer.BadParameter(f"{missing} is missing; without NETWORK: --due")
+    params = {"network": network, "device": device, "trials": trials, "model": model, "search": search}
+    report = launch("tune", **params, resume=resume, frozen=frozen, until_flat=until_flat)
     return Output(report, lambda: tables.tuning_report(report))
+
+
+def _refuse(option: str, given: bool) -> None:
+    if given:
+        raise typer.BadParameter(f"{option} does not go with --due: what is due, and how, is for the night to say")
 
 
 def best(

@@ -68,7 +68,7 @@ def tag_text(value: Any) -> str:
     return text if len(text) <= _TAG_CHARS else text[: _TAG_CHARS - 1] + "…"
 
 
-def ensure_experiment(client: MlflowClient, artifacts: Path | None) -> str:
+def ensure_experiment(client: MlflowClient, artifacts: Path | None, name: str = EXPERIMENT) -> str:
     """The id of the experiment, made if it is not there.
 
     Args:
@@ -76,15 +76,15 @@ def ensure_experiment(client: MlflowClient, artifacts: Path | None) -> str:
     """
     from mlflow.exceptions import MlflowException
 
-    found = client.get_experiment_by_name(EXPERIMENT)
+    found = client.get_experiment_by_name(name)
     if found is None:
         try:
             location = None if artifacts is None else artifacts.as_uri()
-            return str(client.create_experiment(EXPERIMENT, artifact_location=location))
+            return str(client.create_experiment(name, artifact_location=location))
         except MlflowException as exc:
             if error_code(exc) != "RESOURCE_ALREADY_EXISTS":
                 raise
-            found = client.get_experiment_by_name(EXPERIMENT)  # somebody else was quicker
+            found = client.get_experiment_by_name(name)  # somebody else was quicker
     return str(found.experiment_id)
 
 

@@ -16,7 +16,7 @@ _STYLES = ("-", "--", "-.")
 
 
 @contextmanager
-def _figure(path: Path, columns: int, rows: int = 1, *, width: float = 4.2, height: float = 3.4) -> Iterator[Any]:
+def panels(path: Path, columns: int, rows: int = 1, *, width: float = 4.2, height: float = 3.4) -> Iterator[Any]:
     """A grid of axes, `(rows, columns)`, saved to `path` at the end."""
     # Figure without pyplot: no global state, no display, usable from any thread.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -37,7 +37,7 @@ def top_k_curves(report: EvaluationReport, path: Path, *, seed: int = 0) -> Path
     """Top-k against k with 95% bands over tasks, one panel per device, one line per predictor. Returns `path`."""
     from tlp.training.intervals import resample
 
-    with _figure(path, max(len(report.devices), 1)) as axes:
+    with panels(path, max(len(report.devices), 1)) as axes:
         for axis, (device, predictors) in zip(axes[0], report.devices.items(), strict=False):
             for index, (name, result) in enumerate(sorted(predictors.items())):
                 curve = result.curve()
@@ -54,7 +54,7 @@ def top_k_curves(report: EvaluationReport, path: Path, *, seed: int = 0) -> Path
 
 def network_bars(report: EvaluationReport, path: Path, *, k: int = 1) -> Path:
     """Top-k per held-out network, one panel per device, one bar per predictor. Returns `path`."""
-    with _figure(path, max(len(report.devices), 1)) as axes:
+    with panels(path, max(len(report.devices), 1)) as axes:
         for axis, (device, predictors) in zip(axes[0], report.devices.items(), strict=False):
             names = sorted(predictors)
             networks = predictors[names[0]].networks()
@@ -72,7 +72,7 @@ def network_bars(report: EvaluationReport, path: Path, *, k: int = 1) -> Path:
 
 def learning_curve(curves: Mapping[str, Sequence[float]], path: Path) -> Path:
     """Each figure of a training against the epoch, one panel each. Returns `path`."""
-    with _figure(path, max(len(curves), 1)) as axes:
+    with panels(path, max(len(curves), 1)) as axes:
         for axis, (name, values) in zip(axes[0], sorted(curves.items()), strict=False):
             axis.plot(range(1, len(values) + 1), values, marker=".", color="C0")
             axis.set(title=name.replace("_", " "), xlabel="epoch")
