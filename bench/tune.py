@@ -91,7 +91,7 @@ def run(case: str, workload: Any, target: Mapping[str, Any], scorer: Any, trials
     began = time.perf_counter()
 
     def note(progress: Any) -> None:
-        latency_s = progress.tasks[0].latency_s
+        latency_s = progress.rows[0].latency_s
         if latency_s is not None and (not curve or latency_s < curve[-1][2]):
             curve.append((progress.trials, time.perf_counter() - began, latency_s))
 
