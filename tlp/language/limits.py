@@ -285,10 +285,10 @@ def _shared(found: _Found, state: WalkState, arithmetic: Arithmetic) -> tuple[Sh
         reads = [access for access in block.accesses if not access.is_write] if block else []
         if block is None or index >= len(reads):
             continue
-        fixed = {part for handle in outside if not _is_thread(found, handle) for part in _parts(state, handle)}
+        fixed = {part for handle in outside if not _is_thread(found, handle) for part in state.parts(handle)}
         inside = [ONE] * len(block.extents)
         for handle in state.nests.get(reader, ()):
-            for part in _parts(state, handle):
+            for part in state.parts(handle):
                 iterator = state.position.get(part, 0) - 1
                 if part not in fixed and 0 <= iterator < len(inside):
                     inside[iterator] = inside[iterator].times(
@@ -305,7 +305,7 @@ def _shared(found: _Found, state: WalkState, arithmetic: Arithmetic) -> tuple[Sh
 def _copies(found: _Found, state: WalkState, loop: str, index: int) -> int:
     """Copies that a pipeline over a cache read's loop keeps: one per stage from the copying to the use."""
     for pipelined, stages in found.stages.items():
-        if loop in _parts(state, pipelined) and index < len(stages):
+        if loop in state.parts(pipelined) and index < len(stages):
             return max(stages[-1] - stages[index] + 1, 1)
     return 1
 
@@ -313,13 +313,6 @@ def _copies(found: _Found, state: WalkState, loop: str, index: int) -> int:
 def _is_thread(found: _Found, loop: str) -> bool:
     """Whether all its iterations share a block's memory."""
     return found.bound.get(loop, "").startswith(("threadIdx", "vthread"))
-
-
-def _parts(state: WalkState, loop: str) -> list[str]:
-    """The loops that a loop was fused from, itself if it was not."""
-    if loop not in state.fused:
-        return [loop]
-    return [part for fused in state.fused[loop] for part in _parts(state, fused)]
 
 
 def _extent(state: WalkState, loop: str) -> Extent:

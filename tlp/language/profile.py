@@ -10,8 +10,10 @@ Notation
     I  iterators of the main block                 A  accesses of the main block, 4 at most
 
 The *main block* is the one with the most work among those whose loops the sketch splits. A *level* is a run of loops
-in its nest that are of one kind (spatial or reduction) and of one split depth: S S R S R S for a tiled matmul. Of a
-level everything *inside* it counts too (cumulative extents). All numbers are log2, unless they are flags or counts:
+in its nest that are of one kind (spatial or reduction) and of one split depth: S S R S R S for a tiled matmul; on a
+GPU S S S R R S R S, of which the six innermost are here: from the threads inwards. A fused loop counts as the loops it
+was made of. Of a level everything *inside* it counts too (cumulative extents). All numbers are log2, unless they are
+flags or counts:
 
     per level, innermost last      extent if spatial, extent if reduction, iterations inside, bytes touched inside,
                                    unrolling limit against the iterations inside;

@@ -54,6 +54,7 @@ class _Walk:
         self.sampled: dict[str, int] = {}  # sampled location → loop index
         self.anchor = ""
         self.depth: dict[str, int] = {}  # loop → its place among its split's outputs
+        self.fused: dict[str, list[str]] = {}  # loop → the unfused loops it is made of
         self.unroll: float | None = None
         self.placed: list[tuple[str, int]] = []  # (block name, sampled location) of each compute-at
 
@@ -67,7 +68,8 @@ class _Walk:
         """Block name → (iterator, depth, extent or None if never split) of its loops, outermost first."""
         found: dict[str, list[tuple[int, int | None, float | None]]] = {}
         for block, loops in self.loops.items():
-            nest = [(self.position[loop] - 1, self.depth.get(loop), self.value.get(loop)) for loop in loops]
+            unfused = [part for loop in loops for part in self.fused.get(loop, [loop])]
+            nest = [(self.position[loop] - 1, self.depth.get(loop), self.value.get(loop)) for loop in unfused]
             found.setdefault(self.names.get(block, ""), nest)
         return found
 
@@ -132,6 +134,7 @@ def encode_reference(encoder: MetaScheduleEncoder, sketch: Sketch, decisions: Se
                     walk.loops[walk.block[loop]].remove(loop)
             walk.replace(first, outputs)
             walk.value[outputs[0]] = factors[0]
+            walk.fused[outputs[0]] = [part for loop in inputs for part in walk.fused.get(loop, [loop])]
         elif kind == "Reorder":
             row[LOOP] = 0
             _reorder(walk, encoder, row, inputs)

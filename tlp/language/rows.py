@@ -113,7 +113,7 @@ class WalkState:
     locations: dict[str, int] = field(default_factory=dict)  # sampled loop handle → decision column
     depth: dict[str, int] = field(default_factory=dict)  # loop handle → its place among its split's outputs
     located: list[tuple[str, int]] = field(default_factory=list)  # (block name, decision column) of each compute-at
-    fused: dict[str, tuple[str, ...]] = field(default_factory=dict)  # loop handle → the loops it was fused from
+    fused: dict[str, tuple[str, ...]] = field(default_factory=dict)  # loop handle → the unfused loops it is made of
     anchor: str = ""  # block whose nest changed last
 
     def word(self, handle: Any) -> str:
@@ -129,6 +129,10 @@ class WalkState:
                 raise ValueError(f"{handle} is no extent")
             return Extent((), float(handle))
         return self.extent.get(handle, ONE) if isinstance(handle, str) else ONE
+
+    def parts(self, loop: str) -> tuple[str, ...]:
+        """The loops that a loop was fused from, outermost first; itself if it was not."""
+        return self.fused.get(loop, (loop,))
 
     def derive(self, loop: str, outputs: Sequence[str]) -> None:
         """`outputs` take the place of `loop` in its nest."""
@@ -204,7 +208,7 @@ def _row(state: WalkState, instruction: Instruction) -> Row:
                 nest.remove(handle)
         state.derive(first, outputs)
         state.extent[outputs[0]] = product
-        state.fused[outputs[0]] = tuple(inputs)
+        state.fused[outputs[0]] = tuple(dict.fromkeys(part for handle in inputs for part in state.parts(handle)))
         return Row(kind, tuple(words), loop, (), (product,))
     if kind == "Reorder":
         block = state.owner.get(first, "")
@@ -282,7 +286,7 @@ def _walk(instructions: Sequence[Instruction], slots: Sequence[DecisionSlot]) ->
 
 @dataclass(frozen=True)
 class Loop:
-    """One loop of a block's final nest.
+    """One loop of a block's final nest. A fused loop is there as the loops that it was made of.
 
     Attributes:
         iterator: which of the block's original loops it is a part of, 0 the outermost.
@@ -318,11 +322,12 @@ def sketch_nests(sketch: Sketch) -> Nests:
     _, state = _walk(*parse_sketch(sketch.instructions_json))
     loops: dict[str, tuple[Loop, ...]] = {}
     for handle, nest in state.nests.items():
-        unknown = [loop for loop in nest if not isinstance(loop, str) or loop not in state.position]
+        unfused = [part for loop in nest for part in (state.parts(loop) if isinstance(loop, str) else (loop,))]
+        unknown = [loop for loop in unfused if not isinstance(loop, str) or loop not in state.position]
         if unknown:
             raise InvalidInputError(f"sketch {sketch.sketch_id} names the loop {unknown[0]!r}, which nothing made")
         # RFactor's new block bears its parent's name: the parent is first
-        parts = tuple(Loop(state.position[loop] - 1, state.depth.get(loop), state.extent.get(loop)) for loop in nest)
+        parts = tuple(Loop(state.position[loop] - 1, state.depth.get(loop), state.extent.get(loop)) for loop in unfused)
         loops.setdefault(state.blocks.get(handle, ""), parts)
     return Nests(loops, tuple(state.located))
 

@@ -20,7 +20,7 @@ from tests.tlp.programs.conftest import KINDS, _module
 from tlp.language.arrays import Arrays, IntArray
 from tlp.language.encoder import GPU_ENCODER_VERSION, GPU_PRIMITIVES, MetaScheduleEncoder, grow_vocabulary
 from tlp.language.limits import Limits, find_limits
-from tlp.language.rows import sketch_rows
+from tlp.language.rows import sketch_nests, sketch_rows
 from tlp.language.sketch import DecisionKind, parse_sketch
 from tlp.language.vocabulary import Vocabulary
 from tlp.model.config import TLPConfig
@@ -275,6 +275,14 @@ def test_nothing_of_a_float32_program_is_cropped(spaces: Spaces, drawn: Any) -> 
                 codes.add(encoder.encode(sketch, np.ones((1, width), np.int64)).tobytes())
         same = [s for s, _ in by_sketch(drawn(kind)) if s.decision_width == width]
         assert len(codes) == len(same)
+
+
+def test_a_fused_loop_is_read_as_its_parts(drawn: Any) -> None:
+    """What threads and blocks run over are parts of both spatial loops, not of the first one alone."""
+    sketch, _ = by_sketch(drawn("wide"))[0]
+    (loops,) = [nest for nest in sketch_nests(sketch).loops.values() if len(nest) == 13]
+    assert [loop.iterator for loop in loops] == [0, 1, 0, 1, 0, 1, 2, 2, 0, 1, 2, 0, 1]
+    assert [loop.depth for loop in loops] == [0, 0, 1, 1, 2, 2, 0, 1, 3, 3, 2, 4, 4]
 
 
 def test_tensor_cores(spaces: Spaces) -> None:
