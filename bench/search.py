@@ -1,6 +1,7 @@
 """Candidates judged per second and seconds of a round: search over arrays against TVM's evolutionary search.
 
     python bench/search.py [--networks resnet_50 bert_tiny] [--rounds 2] [--json]
+    python bench/search.py --ranks DIR --head NAME [--networks …]
 
 For the heaviest task of each network on one core, in one run: opening the search, then rounds of 10 programs, each
 from 8,192 candidates (arrays) or TVM's population of 512 over 4 generations. *Judged* are candidates a model scored.
@@ -9,6 +10,10 @@ cost does not depend on its weights. `arrays + TLP` is what `tlp tune` does: onl
 bfloat16 where the CPU has instructions for it; `frozen` is without adaptation. XGB is TVM's XGBModel after it has
 learned from one round. Rates and times are by CPU time of the process (one thread), so that other work on the machine
 does not count; `wall` is beside it.
+
+`--ranks` compares the two precisions of a version's folder on 4,096 programs of each of the three heaviest tasks, half
+of them random and half as the search ends with: rank correlation, and how many of the best ten and hundred by float32
+are among the best ten and hundred by bfloat16.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ import os
 import time
 from collections import Counter
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -161,17 +167,66 @@ def _breeding(name: str) -> None:
         setattr(Arrays, name, wrapper)
 
 
+def ranks(checkpoint: Path, head: str, networks: list[str], target: dict[str, Any]) -> list[dict[str, Any]]:
+    """How far bfloat16 keeps the order of float32."""
+    from scipy.stats import spearmanr
+
+    from tlp.language.arrays import Arrays
+    from tlp.model.checkpoint import Checkpoint
+    from tlp.model.predictor import Predictor
+
+    loaded = Checkpoint.load(checkpoint)
+    exact, half = (Predictor(loaded, head, precision=p) for p in (Precision.FLOAT32, Precision.BFLOAT16))
+    found = []
+    for name in networks:
+        network, workloads = build_network(name, f"builtin:{name}")
+        by_id = {w.workload_id: w for w in workloads}
+        heavy = sorted(network.tasks, key=lambda t: -t.weight * by_id[t.workload_id].context["flop"])[:3]
+        for task in heavy:
+            space = DesignSpace(by_id[task.workload_id], target)
+            drawn = space.sample(64, 0)
+            sketch = drawn[0].sketch
+            rows = [c.program.decisions for c in drawn if c.sketch.sketch_id == sketch.sketch_id]
+            arrays, rng = Arrays(sketch, np.array(rows)), np.random.default_rng(0)
+            programs = arrays.random(2048, rng)
+            bred = programs
+            for _ in range(4):
+                best = bred[np.argsort(-exact.score(sketch, bred))[:256]]
+                bred = np.unique(np.concatenate([best, arrays.mutate(best.repeat(8, axis=0), rng)]), axis=0)
+            programs = np.unique(np.concatenate([programs, bred[:2048]]), axis=0)
+            one, other = exact.score(sketch, programs), half.score(sketch, programs)
+            row: dict[str, Any] = {"network": name, "task": task.task, "programs": len(programs)}
+            row["spearman"] = float(spearmanr(one, other)[0])
+            for count in (10, 100):
+                top, also = (set(np.argsort(-s, kind="stable")[:count].tolist()) for s in (one, other))
+                row[f"top_{count}"] = len(top & also) / count
+            found.append(row)
+            print(
+                f"{name:14s} {task.task:40s} {len(programs)} programs: rank correlation {row['spearman']:.5f}, "
+                f"best ten {row['top_10']:.0%}, best hundred {row['top_100']:.0%}",
+                flush=True,
+            )
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", default=["resnet_50", "bert_tiny"])
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--precision", default=str(Precision.AUTO), choices=list(Precision), help="of the first two")
+    parser.add_argument("--ranks", type=Path, metavar="DIR", help="compare precisions with this version instead")
+    parser.add_argument("--head", default="this-cpu", help="with --ranks")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     import torch
 
     torch.set_num_threads(1)
+    if given.ranks:
+        compared = ranks(given.ranks, given.head, given.networks, detect_local_target(1))
+        if given.json:
+            print(json.dumps({"ranks": compared}))
+        return
     TraceReader.read = timed("read", TraceReader.read)  # type: ignore[method-assign]
     DesignSpace.build = timed("apply", DesignSpace.build)  # type: ignore[method-assign]
     TLPCostModel.predict = timed("predict", TLPCostModel.predict, judged=True)  # type: ignore[method-assign]
