@@ -4,7 +4,7 @@ The layout is the paper's (TLP §4: one-hot kind, numbers, names as tokens, one 
 L×E), adapted to MetaSchedule traces. Widths were chosen on the traces of 187 workloads (7 to 34 instructions before
 `EnterPostproc`): without the instructions that only make handles or draw decisions, whose values are written where
 they are used (`tlp.language.rows`), 3 to 24 rows are left, hence 24 rows of primitives. Sketches for GPUs have loops
-fused and bound to threads and operands copied to shared memory: 4 to 35 rows of float32 workloads, hence 48; those for
+fused and bound to threads and operands copied to shared memory: 4 to 36 rows of float32 workloads, hence 48; those for
 tensor cores have some 70 and are cropped.
 
     columns                what                                                           width
