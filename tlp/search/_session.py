@@ -14,7 +14,6 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -30,8 +29,9 @@ from storage import (
 )
 from tlp import quality
 from tlp.errors import StoreError
-from tlp.measure import MeasureInput, MeasureOutcome, Runner, rows
+from tlp.measure import MeasureOutcome, Runner, rows
 from tlp.measure.canary import CanaryWatch
+from tlp.search._ahead import Ahead, Proposal
 from tlp.search._base import Observation, Search
 from tlp.search._signals import held_signals
 from tlp.search.providers import CostModelProvider
@@ -90,27 +90,6 @@ class TaskState:
         )
 
 
-@dataclass(frozen=True)
-class _Proposal:
-    """Programs of a task that are to be measured next.
-
-    Attributes:
-        version: of the model that chose them.
-    """
-
-    candidates: Mapping[str, Candidate]
-    jobs: Sequence[MeasureInput]
-    version: str
-
-
-@dataclass(frozen=True)
-class _Ahead:
-    """A proposal being made."""
-
-    index: int
-    made: Future[_Proposal]
-
-
 class TuningSession:
     """Rounds: the scheduler picks a task, its search proposes, the runner measures, one transaction stores.
 
@@ -162,9 +141,7 @@ class TuningSession:
         self._overlap = overlap
         self._until_flat = until_flat
         self._curve: list[float] = []  # estimated latency of the network after each round, once there is one
-        self._proposals: dict[int, _Proposal] = {}  # made ahead, by task
-        self._ahead: _Ahead | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="search")
+        self._ahead = Ahead()
         self._searches: OrderedDict[str, Search] = OrderedDict()
         self._pending: list[tuple[Candidate, Measurement]] = []
         self._round_of: TaskState | None = None
@@ -208,14 +185,14 @@ class TuningSession:
                 exc.add_note(f"{len(self._pending)} measurements could not be stored: {error}")
             raise
         finally:
-            self._thread.shutdown(cancel_futures=True)
+            self._ahead.close()
 
     def _round(self, index: int) -> None:
         task, started = self.tasks[index], time.monotonic()
         self._take_up_model()
         self._round_of = task
-        proposal = self._proposals.pop(index, None)
-        if proposal is None or proposal.version != self.version or len(proposal.jobs) > self._total - self.trials:
+        proposal = self._ahead.pop(index, version=self.version, most=self._total - self.trials)
+        if proposal is None:
             proposal = self._attempt(index, "proposing programs", lambda: self._propose(task, self._count()))
         if proposal is None:
             return
@@ -254,23 +231,22 @@ class TuningSession:
         if not self._overlap or (count := self._count(reserved)) < 1:
             return
         other = self._scheduler.next(without=(index,))
-        if other is None or other in self._proposals:
+        if other is None or self._ahead.has(other):
             return
         search = self._searches.get(self.tasks[other].workload.workload_id)
         if search is not None and not search.overlaps:
             return
-        self._ahead = _Ahead(other, self._thread.submit(self._propose, self.tasks[other], count, ahead=True))
+        self._ahead.begin(other, lambda: self._propose(self.tasks[other], count, ahead=True))
 
     def _take_ahead(self) -> None:
         """Wait for what was begun by `_look_ahead`."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is None:
+        if (begun := self._ahead.take()) is None:
             return
-        started = time.monotonic()
-        proposal = self._attempt(ahead.index, "proposing programs", ahead.made.result)
-        self.tasks[ahead.index].elapsed_s += time.monotonic() - started
+        (index, wait), started = begun, time.monotonic()
+        proposal = self._attempt(index, "proposing programs", wait)
+        self.tasks[index].elapsed_s += time.monotonic() - started
         if proposal is not None and proposal.candidates:
-            self._proposals[ahead.index] = proposal
+            self._ahead.keep(index, proposal)
 
     def _note_estimate(self) -> None:
         # One that was given up counts with what it has: without it the network would seem to get faster.
@@ -292,7 +268,7 @@ class TuningSession:
         if not self.versions or self.versions[-1][0] != self.version:
             self.versions.append((self.version, self.trials))
 
-    def _propose(self, task: TaskState, count: int, *, ahead: bool = False) -> _Proposal:
+    def _propose(self, task: TaskState, count: int, *, ahead: bool = False) -> Proposal:
         """Ask the task's search, which is opened if it is not; nothing if `ahead` and it must not be asked now."""
         key = task.workload.workload_id
         search = self._searches.pop(key, None) or self._open_search(task.workload)
@@ -300,10 +276,10 @@ class TuningSession:
         while len(self._searches) > MAX_OPEN_SEARCHES:
             self._searches.popitem(last=False)
         if ahead and not search.overlaps:
-            return _Proposal({}, (), self.version)
+            return Proposal({}, (), self.version)
         candidates = search.propose(count)
         jobs = [candidate.to_input(self._device.target) for candidate in candidates]
-        return _Proposal({job.key: c for job, c in zip(jobs, candidates, strict=True)}, jobs, self.version)
+        return Proposal({job.key: c for job, c in zip(jobs, candidates, strict=True)}, jobs, self.version)
 
     def _scores(self, candidates: Mapping[str, Candidate]) -> dict[str, float]:
         """What the model in force predicts for each, by key; none if there is no such model or it cannot say."""
@@ -361,7 +337,7 @@ class TuningSession:
     def _give_up(self, index: int, reason: str) -> None:
         self.tasks[index].given_up = reason
         self._scheduler.retire(index)
-        self._proposals.pop(index, None)
+        self._ahead.drop(index)
         self._searches.pop(self.tasks[index].workload.workload_id, None)
 
     def _record(self, task: TaskState, candidate: Candidate, outcome: MeasureOutcome) -> None:
