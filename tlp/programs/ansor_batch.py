@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from array import array
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from storage import Sketch
 from tlp.programs.ansor_log import Record
+
+
+class KnownSketch(NamedTuple):
+    """A sketch that the store has or gets, without its text."""
+
+    sketch_id: str
+    workload_id: str
+    width: int
 
 
 class AnsorBatch:
@@ -28,7 +35,7 @@ class AnsorBatch:
         self._second_offsets = array("i", [0])
         self._microseconds = array("q")
 
-    def add(self, measurement_id: str, program_id: str, sketch: Sketch, record: Record) -> None:
+    def add(self, measurement_id: str, program_id: str, sketch: KnownSketch, record: Record) -> None:
         """Append one measurement, and its program if the batch has it not yet."""
         self.seen[measurement_id] = None
         if program_id not in self._programs:

@@ -24,14 +24,14 @@ from storage import (
 )
 from tlp.errors import InvalidInputError
 from tlp.language.ansor import LANGUAGE, parse_sketch_text
-from tlp.programs.ansor_batch import AnsorBatch
+from tlp.programs.ansor_batch import AnsorBatch, KnownSketch
 from tlp.programs.ansor_files import Line, Source, open_source
 from tlp.programs.ansor_log import Record, make_workload, parse_record, parse_target, target_conflict
 from tlp.runs import open_run
 
 # Records per transaction: what a crash can cost, against the fixed cost of opening and closing the store.
 BATCH_ROWS = 40_000
-_MAX_SKETCHES = 20_000  # remembered sketches, about 1 KB each; a forgotten one is added again, which changes nothing
+_MAX_SKETCHES = 20_000  # remembered, 0.4 KB each; a forgotten one is added again, which changes nothing
 _MAX_NEW_SKETCHES = 10_000  # per transaction
 _MAX_SKIPPED = 1000  # skipped lines that are named one by one
 
@@ -119,7 +119,7 @@ class _Importer:
         self._salt = b"ansor\0" + device.name.encode() + b"\0"
         self._conflicts: dict[str, str | None] = {}  # by target
         self._workload = lru_cache(maxsize=4096)(make_workload)
-        self._sketches: dict[tuple[str, bytes], Sketch] = {}  # by workload key and text
+        self._sketches: dict[bytes, KnownSketch] = {}  # by digest of workload key and text, which may be 10 KB
         self._seen_workloads: set[str] = set()  # thousands in the largest public data set
         self._targets: Counter[str] = Counter()
         self._new_workloads: list[Workload] = []
@@ -165,10 +165,10 @@ class _Importer:
         conflict = self._conflicts[record.target]
         if conflict is not None:
             raise InvalidInputError(conflict)
-        known = record.workload_key, record.sketch_text
-        sketch = self._sketches.get(known) or self._learn(known, len(record.decisions))
-        if sketch.decision_width != len(record.decisions):
-            raise InvalidInputError(_width_problem(sketch.decision_width, len(record.decisions)))
+        known = hashlib.sha256(b"%b\0%b" % (record.workload_key.encode(), record.sketch_text)).digest()
+        sketch = self._sketches.get(known) or self._learn(known, record)
+        if sketch.width != len(record.decisions):
+            raise InvalidInputError(_width_problem(sketch.width, len(record.decisions)))
         self._failed += record.state is not MeasurementState.OK
         self._targets[record.target] += 1
         measurement_id = hashlib.sha256(self._salt + line).hexdigest()[:32]
@@ -180,20 +180,21 @@ class _Importer:
         program_id = hashlib.sha256(b"program\0%b\0%b\0" % (sketch.sketch_id.encode(), values)).hexdigest()[:32]
         self._batch.add(measurement_id, program_id, sketch, record)
 
-    def _learn(self, known: tuple[str, bytes], width: int) -> Sketch:
+    def _learn(self, known: bytes, record: Record) -> KnownSketch:
         """Check a sketch that is seen for the first time; it and its workload go into the batch if they are new."""
-        key, text = known
-        slots = parse_sketch_text(text)[1]
+        width = len(record.decisions)
+        slots = parse_sketch_text(record.sketch_text)[1]
         expected = slots[-1].stop if slots else 0
         if width != expected:
             raise InvalidInputError(_width_problem(expected, width))
-        workload = self._workload(key)
+        workload = self._workload(record.workload_key)
         if workload.workload_id not in self._seen_workloads:
             self._seen_workloads.add(workload.workload_id)
             self._new_workloads.append(workload)
-        sketch = self._sketches[known] = Sketch.make(workload.workload_id, LANGUAGE, text.decode(), width)
+        sketch = Sketch.make(workload.workload_id, LANGUAGE, record.sketch_text.decode(), width)
         self._new_sketches.append(sketch)
-        return sketch
+        self._sketches[known] = KnownSketch(sketch.sketch_id, workload.workload_id, width)
+        return self._sketches[known]
 
     def flush(self) -> None:
         """Hand what was collected to the store, in the background: meanwhile the next lines are read."""
