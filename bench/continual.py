@@ -244,6 +244,10 @@ CHOICES: dict[str, tuple[str, Recipe]] = {
     "distill 1 trunk/3 batch/4": ("distill", Recipe(0.2, 1.0, distillation=1.0, trunk_rate=0.3, batch=0.25)),
     "distill 5 trunk/3 batch/4": ("distill", Recipe(0.2, 1.0, distillation=5.0, trunk_rate=0.3, batch=0.25)),
     "distill 5 batch/4": ("distill", Recipe(0.2, 1.0, distillation=5.0, batch=0.25)),
+    "distill 20 batch/4": ("distill", Recipe(0.2, 1.0, distillation=20.0, batch=0.25)),
+    "distill 5 batch/8": ("distill", Recipe(0.2, 1.0, distillation=5.0, batch=0.125)),
+    "distill 5 4ep batch/4": ("distill", Recipe(0.25, 1.0, distillation=5.0, batch=0.25)),
+    "both 1024 + 5 batch/4": ("replay", Recipe(0.2, 1.0, replay=1024, distillation=5.0, batch=0.25)),
     "distill 1 trunk/10 batch/8": ("distill", Recipe(0.2, 1.0, distillation=1.0, trunk_rate=0.1, batch=0.125)),
 }
 

@@ -91,6 +91,11 @@ VARIANTS = {
     "dropout-0": Variant("shipped, no dropout", config=replace(BASE, dropout=0.0)),
     "decay": Variant("shipped, weight decay 1e-6", options=TrainOptions(weight_decay=1e-6)),
     "wide": Variant("shipped, trunk 256", config=replace(BASE, dims=(256, 256, 256))),
+    "batch-4": Variant("shipped, 4 lists a step", options=TrainOptions(batch_lists=4)),
+    "batch-2": Variant("shipped, 2 lists a step", options=TrainOptions(batch_lists=2)),
+    "batch-2-lr": Variant(
+        "shipped, 2 lists a step, learning rate 1e-3", options=TrainOptions(batch_lists=2, learning_rate=1e-3)
+    ),
     "epochs-32": Variant("shipped, 32 epochs", options=TrainOptions(epochs=32)),
     "lr-1e-3": Variant("shipped, learning rate 1e-3", options=TrainOptions(learning_rate=1e-3)),
     "flat-lr": Variant(
