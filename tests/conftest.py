@@ -18,6 +18,8 @@ from tlp.registry._mlflow import create_database, set_environment
 from tlp.services import _commands, _processes
 from tlp.settings import Settings, get_settings
 
+pytest_plugins = ["tests.tlp.night_fixtures"]
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

@@ -17,7 +17,8 @@ CONTENT = yaml.safe_load(PATH.read_text())
 
 def test_every_schedule_has_a_slug_and_none_says_active():
     slugs = _deploy.wanted(PATH)
-    assert slugs == {"bootstrap": set(), "measure": set(), "retrain": {"nightly"}, "tune": {"nightly"}}
+    by_hand = {"bootstrap": set(), "measure": set(), "tune": set()}
+    assert slugs == by_hand | {"retrain": {"nightly"}, "tune-night": {"nightly"}}
     for deployment in CONTENT["deployments"]:
         for schedule in deployment.get("schedules", []):
             assert "active" not in schedule
@@ -34,7 +35,9 @@ def test_entry_points_and_parameters_are_those_of_the_flows():
 
 def test_runs_that_must_not_pile_up_are_cancelled():
     limits = {d["name"]: d.get("concurrency_limit") for d in CONTENT["deployments"]}
-    assert limits["retrain"] == limits["tune"] == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
+    assert (
+        limits["retrain"] == limits["tune"] == limits["tune-night"] == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
+    )
 
 
 @pytest.mark.parametrize(

@@ -112,17 +112,17 @@ def test_late_because_there_is_no_slot(deployed, prefect_api):
 
 def test_paused_schedules_are_named(deployed, prefect_api):
     client, found = deployed
-    (schedule,) = client.read_deployment_schedules(found["tune"].id)
-    client.update_deployment_schedule(found["tune"].id, schedule.id, active=False)
+    (schedule,) = client.read_deployment_schedules(found["tune-night"].id)
+    client.update_deployment_schedule(found["tune-night"].id, schedule.id, active=False)
     try:
         (text,) = warnings(prefect_api)
-        link = f"{PAGE}/deployments/deployment/{found['tune'].id}"
-        assert text == f"schedule nightly of tune is paused in Prefect: resume it at {link}"
-        client.pause_deployment(found["tune"].id)
-        assert "tune is paused in Prefect, its schedules start nothing" in warnings(prefect_api)[0]
+        link = f"{PAGE}/deployments/deployment/{found['tune-night'].id}"
+        assert text == f"schedule nightly of tune-night is paused in Prefect: resume it at {link}"
+        client.pause_deployment(found["tune-night"].id)
+        assert "tune-night is paused in Prefect, its schedules start nothing" in warnings(prefect_api)[0]
     finally:
-        client.resume_deployment(found["tune"].id)
-        client.update_deployment_schedule(found["tune"].id, schedule.id, active=True)
+        client.resume_deployment(found["tune-night"].id)
+        client.update_deployment_schedule(found["tune-night"].id, schedule.id, active=True)
 
 
 def test_a_server_that_does_not_answer_says_nothing():

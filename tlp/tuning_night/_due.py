@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from storage import Device, DeviceState, MeasurementStore, Network, Run, RunKind, RunState
 from tlp import quarantine, runs
-from tlp.errors import RegistryError, TlpError, UserError
+from tlp.errors import RegistryError, RegistryUnavailableError, TlpError, UserError
 from tlp.registry import CHAMPION, Registry
 from tlp.search.tuning import find_resumable
 from tlp.settings import Settings
@@ -112,6 +112,7 @@ def decide(
 
     Raises:
         NotFoundError: no such device or network.
+        RegistryUnavailableError: MLflow does not answer, and there is no device whose version is known without it.
     """
     devices = store.list_devices() if device is None else [store.get_device(device)]
     networks = store.list_networks() if network is None else [store.get_network(network)]
@@ -124,6 +125,7 @@ def decide(
         else:
             left_out[f"network {found.name}"] = why
     pairs: list[Pair] = []
+    outage: RegistryUnavailableError | None = None
     for row in devices:
         why = _no_device(store, settings, row, probe)
         champion = None
@@ -132,11 +134,14 @@ def decide(
                 champion = str(registry.usable(row.family, row.name, lambda resolved: resolved).version)
             except (RegistryError, UserError) as exc:
                 why = f"no version to tune with: {exc.message}"
+                outage = exc if isinstance(exc, RegistryUnavailableError) else outage
         if champion is None:
             left_out[f"device {row.name}"] = why or "no version to tune with"
             continue
         tuned = _runs_by_network(store, row.name)
         pairs += [_decide(store, settings, found, row.name, tuned.get(found.name, []), champion) for found in tunable]
+    if outage is not None and not pairs:
+        raise outage
     return Decided(tuple(sorted(pairs, key=_order)), left_out)
 
 

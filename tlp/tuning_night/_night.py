@@ -86,6 +86,7 @@ class Night:
 
         Raises:
             NotFoundError: no such device.
+            RegistryUnavailableError: MLflow does not answer and no champion is known without it.
         """
         self._registry.reconcile()  # a champion that a person moved meanwhile is recorded before it is used
         self._decided = decide(self._store, self._settings, self._registry, device=self._device, probe=not dry_run)
@@ -117,7 +118,13 @@ class Night:
         """The due pairs in their order, each decided anew: other runs, people and devices do not wait for the night."""
         queue = list(self._decided.due)
         for index, planned in enumerate(queue):
-            found = decide(self._store, self._settings, self._registry, device=planned.device, network=planned.network)
+            try:
+                found = decide(
+                    self._store, self._settings, self._registry, device=planned.device, network=planned.network
+                )
+            except TlpError as exc:  # MLflow went away meanwhile, say: the next pair may be of another family
+                self._wait(planned, exc.message)
+                continue
             pair = next(iter(found.pairs), None)
             if pair is None or not pair.due:
                 self._wait(planned, pair.reason if pair else "; ".join(found.left_out.values()))
