@@ -284,6 +284,14 @@ def test_without_mlflow_the_night_goes_on_and_says_so(
     assert "the night is in the store, not in MLflow" in report["warnings"][-1] and report["mlflow_run"] is None
 
 
+def test_frozen_and_until_flat_reach_the_run(night_store: MeasurementStore) -> None:
+    from flows.tune import tune
+
+    report = _run.call(tune, network="two", device="cpu", trials=4, frozen=True, until_flat=True)
+    params = night_store.get_run(report["run_id"]).params
+    assert params["frozen"] is True and params["until_flat"] is True
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_night_that_was_killed_is_gone_on_with(night_store: MeasurementStore) -> None:
