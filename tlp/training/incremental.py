@@ -47,9 +47,9 @@ class Recipe:
 
 
 RECIPES: Mapping[str, Recipe] = {
-    "fine-tune": Recipe(epochs=0.3, learning_rate=1.0),
-    "replay": Recipe(epochs=0.3, learning_rate=1.0, replay=2048),
-    "distill": Recipe(epochs=0.2, learning_rate=1.0, distillation=1.0),
+    "fine-tune": Recipe(epochs=0.25, learning_rate=1.0, trunk_rate=0.1, batch=0.25),
+    "replay": Recipe(epochs=0.25, learning_rate=1.0, replay=2048, batch=0.25),
+    "distill": Recipe(epochs=0.25, learning_rate=1.0, distillation=5.0, batch=0.25),
 }
 STRATEGIES: tuple[str, ...] = (JOINT, *RECIPES)
 
