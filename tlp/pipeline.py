@@ -302,6 +302,7 @@ def tune(
     if trials is not None:
         validate_count("trials", trials, next_command=f"tlp tune {network} --device {device} --trials 640")
     from tlp.registry import Registry
+    from tlp.report.tuning import follow
     from tlp.search import providers, tuning
 
     ref = str(tuning.find_resumable(store, network, device).params["model"]) if resume else model
@@ -311,7 +312,7 @@ def tune(
     provider = providers.open_provider(ref, found, settings, registry)
     with (
         open_runner(found, settings) as runner,
-        track(f"tune {network}", trials or settings.tune_trials, every=settings.tune_batch) as update,
+        follow(f"tune {network}", trials or settings.tune_trials, every=settings.tune_batch) as update,
     ):
         report = tuning.tune(
             store,
@@ -325,7 +326,7 @@ def tune(
             resume=resume,
             frozen=frozen,
             until_flat=until_flat,
-            on_progress=lambda p: update(p.trials, _tuning_note(p.estimated_latency_s, p.failed), total=p.total),
+            on_progress=update,
         )
     if ref not in MODELS_WITHOUT_REGISTRY:
         _log_live(registry, found)
@@ -338,8 +339,3 @@ def _log_live(registry: Registry, device: Device) -> None:
         registry.log_live(device.family, device.name)
     except TlpError as exc:
         say(f"the live quality on {device.name} is in the store, not yet in MLflow: {exc.message}")
-
-
-def _tuning_note(estimate_s: float | None, failed: int) -> str:
-    known = "" if estimate_s is None else f"estimated latency {estimate_s * 1e3:.2f} ms"
-    return ", ".join(part for part in (known, f"{failed} failed" if failed else "") if part)

@@ -47,7 +47,7 @@ def tune(
     Ctrl-C keeps what was measured; `--resume` goes on to the same total. `--due` tunes every network on every device
     (or the one of `--device`) that is due, interrupted runs first.
     """
-    from tlp.report import tables
+    from tlp.report import tuning
 
     if due:
         _refuse("NETWORK", network is not None)
@@ -65,7 +65,7 @@ def tune(
         raise typer.BadParameter(f"{missing} is missing; without NETWORK: --due")
     params = {"network": network, "device": device, "trials": trials, "model": model, "search": search}
     report = launch("tune", **params, resume=resume, frozen=frozen, until_flat=until_flat)
-    return Output(report, lambda: tables.tuning_report(report))
+    return Output(report, lambda: tuning.tuning_report(report))
 
 
 def _refuse(option: str, given: bool) -> None:

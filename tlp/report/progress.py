@@ -6,7 +6,10 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 
 class Update(Protocol):
@@ -37,7 +40,8 @@ def track(label: str, total: int, *, every: int = 1) -> Iterator[Update]:
         yield _lines(label, total, every)
 
 
-def _bar(label: str, total: int) -> Iterator[Update]:
+def bar() -> Progress:
+    """A bar with done, total, times and a field `note`, not started."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -56,7 +60,11 @@ def _bar(label: str, total: int) -> Iterator[Update]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    with Progress(*columns, console=Console(stderr=True), refresh_per_second=4) as progress:
+    return Progress(*columns, console=Console(stderr=True), refresh_per_second=4)
+
+
+def _bar(label: str, total: int) -> Iterator[Update]:
+    with bar() as progress:
         task = progress.add_task(label, total=max(total, 1), note="")
 
         def update(done: int, note: str = "", *, total: int | None = None) -> None:

@@ -295,42 +295,6 @@ def with_interval(values: Row, key: str, *, sign: str = "") -> str:
     return f"{values[key]:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
 
 
-def tuning_report(report: Row) -> list[RenderableType]:
-    """The answer of `tlp tune`."""
-    cells = [(t["task"], t["weight"], t["trials"], latency(t["best_latency_s"])) for t in report["tasks"]]
-    title = f"{report['network']} on {report['device']}, model {report['model_version']}, {report['search']}"
-    degraded = report["degraded"]
-    notes = [f"! {warning}" for warning in report.get("warnings", ())]
-    notes += [f"task {task['task']} was given up: {task['reason']}" for task in report["skipped_tasks"]]
-    if degraded["events"]:
-        notes.append(f"{degraded['events']} scorings had to do without the model: {degraded['last_reason']}")
-    return [
-        make(title, ("task", "weight", "trials", "best"), cells),
-        *remeasured(report.get("remeasured", ())),
-        *notes,
-        f"{report['trials']} programs measured, {report['failed']} failed, {duration(report['seconds'])}; "
-        f"estimated latency {latency(report['estimated_latency_s'])}",
-        f"next: tlp best {report['network']} --device {report['device']}",
-    ]
-
-
-def remeasured(rows: Sequence[Row]) -> list[RenderableType]:
-    """The best programs of a tuning run, measured again at its end."""
-    if not rows:
-        return []
-    cells = [
-        (
-            r["task"],
-            latency(r["first_latency_s"]),
-            latency(r["again_latency_s"]),
-            None if r["gap"] is None else f"{r['gap']:+.1%}",
-            "! " + (r["error"] or "differs") if r["flagged"] else None,
-        )
-        for r in rows
-    ]
-    return [make("best programs of the run, measured again", ("task", "first", "again", "gap", ""), cells)]
-
-
 def best_report(report: Row) -> RenderableType:
     """The answer of `tlp best`."""
     pairs = [

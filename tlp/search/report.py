@@ -38,6 +38,19 @@ class TaskRow:
         """Its share of the network's latency."""
         return None if self.latency_s is None else self.weight * self.latency_s
 
+    def to_json(self) -> dict[str, Any]:
+        """As in `tasks` of `tlp tune --json`."""
+        return {
+            "task": self.task,
+            "weight": self.weight,
+            "best_latency_s": self.latency_s,
+            "trials": self.trials,
+            "failed": self.failed,
+            "flop": self.flop,
+            "best_at": self.best_at,
+            "elapsed_s": self.elapsed_s,
+        }
+
 
 @dataclass(frozen=True)
 class TuningProgress:
@@ -146,19 +159,7 @@ class TuningReport:
             "trials": self.trials,
             "failed": self.failed,
             "seconds": self.seconds,
-            "tasks": [
-                {
-                    "task": row.task,
-                    "weight": row.weight,
-                    "best_latency_s": row.latency_s,
-                    "trials": row.trials,
-                    "failed": row.failed,
-                    "flop": row.flop,
-                    "best_at": row.best_at,
-                    "elapsed_s": row.elapsed_s,
-                }
-                for row in self.tasks
-            ],
+            "tasks": [row.to_json() for row in self.tasks],
             "estimated_latency_s": self.estimated_latency_s,
             "skipped_tasks": [{"task": task, "reason": reason} for task, reason in self.skipped],
             "degraded": {"events": self.degraded_events, "last_reason": self.degraded_reason},

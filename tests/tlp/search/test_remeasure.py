@@ -15,7 +15,7 @@ from rich.console import Console
 from storage import MemoryStore, RunKind, RunState
 from tlp.measure import MeasureInput, MeasureOutcome
 from tlp.measure.fake import FakeRunner
-from tlp.report import tables
+from tlp.report import tuning
 from tlp.search._remeasure import choose
 from tlp.search._session import TaskState
 from tlp.search.providers import RandomProvider
@@ -58,7 +58,7 @@ def start(store: MemoryStore, settings: Settings, runner: FakeRunner, *, resume:
 def shown(report: dict[str, Any]) -> str:
     console = Console(width=200)
     with console.capture() as capture:
-        for part in tables.tuning_report(report):
+        for part in tuning.tuning_report(report):
             console.print(part)
     return capture.get()
 

@@ -1,0 +1,70 @@
+"""The table of a tuning run: TVM's columns and three more, live and at the end."""
+
+from __future__ import annotations
+
+import io
+import time
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tlp.report import tuning
+from tlp.search.report import TaskRow, TuningProgress
+
+
+def rows() -> tuple[TaskRow, ...]:
+    return (
+        TaskRow("fused_conv2d_relu", "w1", 2.0e9, 3, 0.004, 20, 2, 17, 65.0),
+        TaskRow("a_task_that_never_ran", "w2", 0.0, 1, None, 10, 10, None, 3.0),
+    )
+
+
+def shown(renderable: Any) -> str:
+    console = Console(file=io.StringIO(), width=160)
+    console.print(renderable)
+    return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+def test_every_column_is_filled() -> None:
+    text = shown(tuning.task_table([row.to_json() for row in rows()], current=1))
+    for heading in tuning.COLUMNS:
+        assert heading in text
+    (conv,) = (line for line in text.splitlines() if "fused_conv2d_relu" in line)
+    cells = [cell.strip() for cell in conv.strip("│").split("│")]
+    assert cells == ["fused_conv2d_relu", "2,000.0 M", "3", "500.0", "4.0 ms", "12.0 ms", "20", "2", "17", "1 min 5 s"]
+    (other,) = (line for line in text.splitlines() if "never_ran" in line)
+    assert [cell.strip() for cell in other.strip("│").split("│")] == [
+        *("> a_task_that_never_ran", "-", "1", "-", "-", "-", "10", "10", "-", "3 s"),
+    ]
+
+
+def progress(trials: int) -> TuningProgress:
+    return TuningProgress(rows(), 0, trials, 12, 30, "7", 68.0)
+
+
+def test_a_log_gets_one_line_per_round(capsys: pytest.CaptureFixture[str]) -> None:
+    with tuning.follow("tune net", 30, every=10) as update:
+        for trials in range(1, 31):
+            update(progress(trials))
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(" s")[0].rsplit("  ", 1)[0] for line in lines] == [f"tune net: {n}/30" for n in (10, 20, 30)]
+    assert all(line.endswith("12 failed") for line in lines)
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_the_table_and_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("LINES", "40")
+    monkeypatch.setenv("TERM", "xterm")
+    with tuning.follow("tune net", 30, every=10) as update:
+        update(progress(15))
+        time.sleep(0.6)  # it is drawn four times a second
+    text = screen.getvalue()
+    assert "best at" in text and "fused_conv2d_relu" in text and "15/30" in text

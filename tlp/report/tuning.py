@@ -1,0 +1,125 @@
+"""The tasks of a tuning run as a table: while it works, and at its end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+
+from tlp.report.progress import bar, track
+from tlp.report.tables import duration, latency, make
+
+if TYPE_CHECKING:
+    from tlp.search.report import TuningProgress
+
+Row = Mapping[str, Any]
+# TVM's MetaSchedule prints all but the last three.
+COLUMNS = ("task", "FLOP", "weight", "GFLOP/s", "latency", "weighted", "trials", "failed", "best at", "elapsed")
+
+
+def task_table(rows: Sequence[Row], *, title: str = "", current: int | None = None) -> Table:
+    """Columns as MetaSchedule's task scheduler has them, and failed, best at trial, elapsed.
+
+    Args:
+        rows: `tasks` of `tlp tune --json`.
+        current: index of the task at work.
+    """
+    cells = [
+        (
+            f"{'> ' if index == current else ''}{row['task']}",
+            _flop(row["flop"]),
+            row["weight"],
+            _speed(row["flop"], row["best_latency_s"]),
+            latency(row["best_latency_s"]),
+            latency(None if row["best_latency_s"] is None else row["weight"] * row["best_latency_s"]),
+            row["trials"],
+            row["failed"],
+            row["best_at"],
+            duration(row["elapsed_s"]),
+        )
+        for index, row in enumerate(rows)
+    ]
+    return make(title, COLUMNS, cells)
+
+
+def _flop(flop: float) -> str:
+    return f"{flop / 1e6:,.1f} M" if flop else "-"
+
+
+def _speed(flop: float, latency_s: float | None) -> str:
+    return f"{flop / latency_s / 1e9:,.1f}" if flop and latency_s else "-"
+
+
+@contextmanager
+def follow(label: str, total: int, *, every: int) -> Iterator[Callable[[TuningProgress], None]]:
+    """Show a tuning run on stderr: a table and a bar on a terminal, else one line per `every` programs.
+
+    Args:
+        label: what is being done.
+        total: programs to measure.
+        every: without a terminal, one line per so many programs.
+    """
+    if not sys.stderr.isatty():
+        with track(label, total, every=every) as update:
+            yield lambda p: update(p.trials, note(p), total=p.total)
+        return
+    progress = bar()
+    number = progress.add_task(label, total=max(total, 1), note="")
+    console = Console(stderr=True)
+    with Live(progress, console=console, refresh_per_second=4, vertical_overflow="ellipsis") as live:
+
+        def update_table(p: TuningProgress) -> None:
+            progress.update(number, completed=p.trials, total=p.total, note=note(p))
+            shown: RenderableType = Group(task_table([row.to_json() for row in p.rows], current=p.current), progress)
+            live.update(shown)
+
+        yield update_table
+        live.update(progress)  # the answer has the table
+
+
+def note(progress: TuningProgress) -> str:
+    """Estimated latency and failures, in a few words."""
+    estimate_s = progress.estimated_latency_s
+    known = "" if estimate_s is None else f"estimated latency {estimate_s * 1e3:.2f} ms"
+    failed = f"{progress.failed} failed" if progress.failed else ""
+    return ", ".join(part for part in (known, failed) if part)
+
+
+def tuning_report(report: Row) -> list[RenderableType]:
+    """The answer of `tlp tune`."""
+    title = f"{report['network']} on {report['device']}, model {report['model_version']}, {report['search']}"
+    degraded = report["degraded"]
+    notes = [f"! {warning}" for warning in report.get("warnings", ())]
+    notes += [f"task {task['task']} was given up: {task['reason']}" for task in report["skipped_tasks"]]
+    if degraded["events"]:
+        notes.append(f"{degraded['events']} scorings had to do without the model: {degraded['last_reason']}")
+    return [
+        task_table(report["tasks"], title=title),
+        *remeasured(report.get("remeasured", ())),
+        *notes,
+        f"{report['trials']} programs measured, {report['failed']} failed, {duration(report['seconds'])}; "
+        f"estimated latency {latency(report['estimated_latency_s'])}",
+        f"next: tlp best {report['network']} --device {report['device']}",
+    ]
+
+
+def remeasured(rows: Sequence[Row]) -> list[RenderableType]:
+    """The best programs of a tuning run, measured again at its end."""
+    if not rows:
+        return []
+    cells = [
+        (
+            r["task"],
+            latency(r["first_latency_s"]),
+            latency(r["again_latency_s"]),
+            None if r["gap"] is None else f"{r['gap']:+.1%}",
+            "! " + (r["error"] or "differs") if r["flagged"] else None,
+        )
+        for r in rows
+    ]
+    return [make("best programs of the run, measured again", ("task", "first", "again", "gap", ""), cells)]
