@@ -27,6 +27,11 @@ class Proposal:
     jobs: Sequence[MeasureInput]
     version: str
 
+    def first(self, most: int) -> Proposal:
+        """At most so many of its programs, the most promising."""
+        jobs = self.jobs[:most]
+        return Proposal({job.key: self.candidates[job.key] for job in jobs}, jobs, self.version)
+
 
 class Ahead:
     """One thread that asks one task's search, and what was proposed and waits for its task's turn.
@@ -56,11 +61,10 @@ class Ahead:
         """Whether a proposal waits for that task's turn."""
         return index in self._waiting
 
-    def pop(self, index: int, *, version: str, most: int) -> Proposal | None:
-        """The proposal that waits for this task, if it was made with that version and is not larger than `most`."""
+    def pop(self, index: int, most: int) -> Proposal | None:
+        """The proposal that waits for this task, its first `most` programs; None if there is none."""
         proposal = self._waiting.pop(index, None)
-        fits = proposal is not None and proposal.version == version and len(proposal.jobs) <= most
-        return proposal if fits else None
+        return None if proposal is None else proposal.first(most)
 
     def drop(self, index: int) -> None:
         """Forget what waits for a task."""

@@ -191,7 +191,11 @@ class TuningSession:
         task, started = self.tasks[index], time.monotonic()
         self._take_up_model()
         self._round_of = task
-        proposal = self._ahead.pop(index, version=self.version, most=self._total - self.trials)
+        proposal = self._ahead.pop(index, most=self._total - self.trials)
+        if proposal is not None and proposal.version != self.version:
+            # Its search takes them for measured; opened anew it knows better and may propose them again.
+            self._searches.pop(task.workload.workload_id, None)
+            proposal = None
         if proposal is None:
             proposal = self._attempt(index, "proposing programs", lambda: self._propose(task, self._count()))
         if proposal is None:
