@@ -220,6 +220,7 @@ def pair(need: int, least: int = 4) -> Pair:
         ([16], 3, [3]),  # but the first has its turn, however little there is
         ([0, 16], 16, [0, 16]),  # an interrupted run whose budget is used needs its end only
         ([16, 16], 0, [0, 0]),
+        ([16, 0], -10, [0, 0]),  # what was killed tonight spent more than this part may
         ([], 16, []),
     ],
 )

@@ -153,10 +153,11 @@ def plan(pairs: Sequence[Pair], budget: int, *, first: bool = True) -> list[int]
 
     Args:
         pairs: due ones.
-        budget: programs for all of them.
+        budget: programs for all of them; below 0 (a killed part of the night spent more than that) is as 0.
         first: the first may have all there is, however few: a network larger than the budget must have its turn, too.
     """
     shares: list[int] = []
+    budget = max(budget, 0)
     for index, pair in enumerate(pairs):
         fair = max(budget // (len(pairs) - index), pair.least)
         share = min(pair.need, fair)

@@ -132,7 +132,7 @@ class Night:
             if time.monotonic() - self._clock > self._settings.tune_night_s:
                 self._wait(planned, f"the night has lasted {self._settings.tune_night_s / 3600:g} h")
                 continue
-            left = self.budget - self._spent()
+            left = max(self.budget - self._spent(), 0)
             share = plan([pair, *queue[index + 1 :]], left, first=not self.rows)[0]
             if share == 0 and pair.need > 0:
                 what = f"{left} of {self.budget} programs of the night are left, one round of its tasks is {pair.least}"
