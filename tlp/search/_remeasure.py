@@ -70,7 +70,8 @@ def remeasure(
             pending.append((candidates[outcome.key], measured))
     except BaseException as exc:
         try:
-            store.add_measurements(rows.batch(pending, watch.take()))
+            with held_signals():  # as in `TuningSession.run`
+                store.add_measurements(rows.batch(pending, watch.take()))
         except StoreError as error:
             exc.add_note(f"{len(pending)} measurements could not be stored: {error}")
         raise

@@ -180,7 +180,8 @@ class TuningSession:
             return "done"
         except BaseException as exc:
             try:
-                self._commit()
+                with held_signals():  # a second Ctrl-C must not cost what the first one keeps
+                    self._commit()
             except StoreError as error:
                 exc.add_note(f"{len(self._pending)} measurements could not be stored: {error}")
             raise

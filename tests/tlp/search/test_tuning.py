@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage import DeviceState, MeasurementState, MemoryStore, Network, RunKind, RunState, Sketch
+from storage import DeviceState, MeasurementBatch, MeasurementState, MemoryStore, Network, RunKind, RunState, Sketch
 from tlp.errors import AllFailedError, BusyError, InvalidInputError, UserError
 from tlp.measure import MeasureInput, MeasureOutcome
 from tlp.measure.fake import FakeRunner
@@ -240,3 +241,32 @@ def test_a_device_is_tuned_by_one_run_at_a_time(store: MemoryStore, small: Setti
         release.set()
         other.join()
     assert store.list_runs() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("after", [2, 5], ids=["in a round", "measuring again"])
+def test_a_second_ctrl_c_while_the_first_is_stored_costs_nothing(
+    store: MemoryStore, small: Settings, monkeypatch: pytest.MonkeyPatch, number: int, after: int
+) -> None:
+    class Interrupted(FakeRunner):
+        left = after
+
+        def measure(self, inputs: Iterable[MeasureInput]) -> Iterator[MeasureOutcome]:
+            for outcome in super().measure(inputs):
+                if self.left == 0:
+                    monkeypatch.setattr(MemoryStore, "add_measurements", impatient)
+                    signal.raise_signal(signal.SIGINT)
+                self.left -= 1
+                yield outcome
+
+    keep = MemoryStore.add_measurements
+
+    def impatient(self: MemoryStore, batch: MeasurementBatch) -> object:
+        signal.raise_signal(number)
+        return keep(self, batch)
+
+    settings = small.model_copy(update={"tune_remeasure": 2})
+    with pytest.raises(KeyboardInterrupt):
+        start(store, settings, trials=4, runner=Interrupted())
+    assert len(store.measurements(device="a")) == after
+    assert store.list_runs(kind=RunKind.TUNE)[0].state is RunState.INTERRUPTED
