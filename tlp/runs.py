@@ -26,6 +26,7 @@ import filelock
 
 from storage import DeviceState, MeasurementStore, RunKind, RunState
 from tlp import _process
+from tlp._signals import held_signals
 from tlp.errors import BusyError, InvalidInputError, StoreError, TlpError, UserError
 from tlp.settings import Settings
 
@@ -86,7 +87,8 @@ def open_run(
 
 def _finish(store: MeasurementStore, run: OpenRun, state: RunState, reason: str, cause: BaseException | None) -> None:
     try:
-        store.finish_run(run.run_id, state, reason, dict(run.result))
+        with held_signals():  # a second Ctrl-C takes effect once the row is closed
+            store.finish_run(run.run_id, state, reason, dict(run.result))
     except (StoreError, UserError) as exc:
         if cause is None:
             raise

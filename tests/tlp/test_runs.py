@@ -303,3 +303,19 @@ def test_overlapping_work_leaves_the_device_in_no_state_of_work(store):
     training.__exit__(None, None, None)
     measuring.__exit__(None, None, None)
     assert store.get_device("cpu0").state is DeviceState.ENROLLED
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_ctrl_c_while_the_row_is_closed_does_not_leave_it_open(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    finish = MemoryStore.finish_run
+
+    def interrupted(self: MemoryStore, *args: object) -> None:
+        signal.raise_signal(number)
+        finish(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(MemoryStore, "finish_run", interrupted)
+    with pytest.raises(KeyboardInterrupt), runs.open_run(store, RunKind.MEASURE, device="cpu0"):
+        signal.raise_signal(signal.SIGINT)
+    assert store.list_runs()[0].state is RunState.INTERRUPTED

@@ -19,6 +19,7 @@ from storage import (
     Workload,
 )
 from tlp import landing
+from tlp._signals import held_signals
 from tlp.errors import AllFailedError, DeviceLostError, InvalidInputError, NotFoundError, StoreError
 from tlp.measure import rows
 from tlp.measure._prefetch import Prefetch
@@ -223,7 +224,8 @@ class _Session:
             return "done"
         except BaseException as exc:
             try:
-                self._commit()
+                with held_signals():  # a second Ctrl-C must not cost what the first one keeps
+                    self._commit()
             except StoreError as error:
                 exc.add_note(f"{len(self._pending)} measurements could not be stored: {error}")
             raise

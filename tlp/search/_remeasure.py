@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from storage import Device, Measurement, MeasurementState, MeasurementStore, Sketch, Workload
+from tlp._signals import held_signals
 from tlp.errors import StoreError, TlpError
 from tlp.measure import Runner, rows
 from tlp.measure.canary import CanaryWatch
 from tlp.search._session import TaskState
-from tlp.search._signals import held_signals
 from tlp.search.report import Remeasured
 from tlp.settings import Settings
 

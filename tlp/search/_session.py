@@ -28,12 +28,12 @@ from storage import (
     Workload,
 )
 from tlp import quality
+from tlp._signals import held_signals
 from tlp.errors import StoreError
 from tlp.measure import MeasureOutcome, Runner, rows
 from tlp.measure.canary import CanaryWatch
 from tlp.search._ahead import Ahead, Proposal
 from tlp.search._base import Observation, Search
-from tlp.search._signals import held_signals
 from tlp.search.providers import CostModelProvider
 from tlp.search.report import TaskRow, TuningProgress
 from tlp.search.task_scheduler import SchedulerTask, TaskScheduler

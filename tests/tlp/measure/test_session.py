@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ import pytest
 from storage import (
     DeviceState,
     DuckDBStore,
+    MeasurementBatch,
     MeasurementState,
     MeasurementStore,
     MemoryStore,
@@ -133,6 +135,25 @@ def test_what_was_measured_is_kept_when_it_ends_early(store: MemoryStore, error:
     assert store.device_counts()["cpu0"].samples_ok == 6
     assert store.list_runs()[0].state in (RunState.INTERRUPTED, RunState.FAILED)
     assert store.get_device("cpu0").state is DeviceState.ENROLLED
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_ctrl_c_while_the_first_is_stored_costs_nothing(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    keep = MemoryStore.add_measurements
+
+    def impatient(self: MemoryStore, batch: MeasurementBatch) -> object:
+        if len(runner.rows) == 6:
+            signal.raise_signal(number)
+        return keep(self, batch)
+
+    monkeypatch.setattr(MemoryStore, "add_measurements", impatient)
+    runner = Watched(store, 6, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        measure(store, 20, runner)
+    assert store.device_counts()["cpu0"].samples_ok == 6
+    assert store.list_runs()[0].state is RunState.INTERRUPTED
 
 
 def test_an_all_failed_batch_stops_it_and_quarantines_the_device(store: MemoryStore) -> None:

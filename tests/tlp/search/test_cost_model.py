@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage import Device, DeviceState, Sketch, Workload
+from tlp._signals import held_signals
 from tlp.errors import RegistryUnavailableError
 from tlp.language.vocabulary import Vocabulary
 from tlp.model.checkpoint import Checkpoint, Manifest
@@ -21,7 +22,6 @@ from tlp.model.config import TLPConfig
 from tlp.model.network import MTLTLP
 from tlp.programs.space import DesignSpace
 from tlp.registry import ResolvedModel, UsableVersion
-from tlp.search._signals import held_signals
 from tlp.search.cost_model import Degraded, Scorer, ScoreScale, TLPCostModel
 from tlp.search.providers import FixedScorerProvider, RegistryProvider, open_provider
 from tlp.search.trace_reader import TraceReader
