@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from storage import DeviceState, MeasurementStore, RunKind, RunState
+from storage import Actor, DeviceState, MeasurementStore, RunKind, RunState
 from tests.tlp import night_fleet
 from tlp import _process
-from tlp.registry import Registry
+from tlp.registry import Registry, VersionFacts
 from tlp.settings import Settings
 from tlp.tuning_night import Decided, Night, Pair, decide, plan
 
@@ -171,10 +171,23 @@ def test_devices_and_networks_that_are_left_out(
         "network starter": "it came with the data set starter",
         "device sold": "it is retired and gets no new work",
         "device lost": "it is quarantined and gets no new work",
-        "device new": "it is enrolled",
+        "device new": "it is enrolled, and version 1 has no head for it (tlp bootstrap new)",
         "device platform": "a platform of a data set",
         "device arm": "no version to tune with",
     }
+
+
+def test_a_device_whose_version_a_person_promoted_is_served(
+    look: Any, night_store: MeasurementStore, night_registry: Registry
+) -> None:
+    night_store.add_device(night_fleet.device("new", state=DeviceState.ENROLLED), "for a test")
+    assert "device new" in look().left_out
+    resolved = night_registry.resolve(night_fleet.FAMILY, "cpu", "1")
+    facts = VersionFacts({"cpu": 10, "new": 10}, 1, "joint", None, "metaschedule-2")
+    night_registry.register(resolved.checkpoint_dir, family=night_fleet.FAMILY, tags=facts.to_tags())
+    night_registry.promote(night_fleet.FAMILY, 4, reason="by hand", by=Actor.PERSON)
+    assert {pair.device for pair in look().pairs} == {"cpu", "new"}
+    assert night_store.get_device("new").state is DeviceState.ENROLLED  # a look changes nothing
 
 
 def test_a_quarantined_device_is_probed_before_the_night(

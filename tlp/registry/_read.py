@@ -95,7 +95,7 @@ class Reader:
             raise NotFoundError(f"{model} has no version yet", next_command="tlp train")
         raise NotFoundError(
             f"{model} has no alias {ref!r}; its versions are {', '.join(str(v.version) for v in versions)}: "
-            "promote one (tlp model promote), name one (--model VERSION), or do without (--model xgb)",
+            "promote one (tlp model promote) or name one (--model VERSION)",
             next_command="tlp model list",
         )
 

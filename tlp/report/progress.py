@@ -6,10 +6,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
+
+PATIENCE_S: Final = 15.0
 
 
 class Update(Protocol):
@@ -32,7 +35,8 @@ def track(label: str, total: int, *, every: int = 1) -> Iterator[Update]:
     Args:
         label: what is being done, e.g. `measure this-cpu`.
         total: steps in all; at least 1.
-        every: without a terminal, one line per so many steps (and one at the end).
+        every: without a terminal, one line per so many steps, or per `PATIENCE_S` if steps take long (and one at the
+            beginning and at the end).
     """
     if sys.stderr.isatty():
         yield from _bar(label, total)
@@ -74,18 +78,20 @@ def _bar(label: str, total: int) -> Iterator[Update]:
 
 
 def _lines(label: str, total: int, every: int) -> Update:
-    started = time.monotonic()
+    started = said_at = time.monotonic()
     newest = total
     shown = 0
+    say(f"{label}: 0/{total}")
 
     def update(done: int, note: str = "", *, total: int | None = None) -> None:
-        nonlocal newest, shown
+        nonlocal newest, shown, said_at
         newest = total if total is not None else newest
         shown = min(shown, done)  # a second round counts from the start again
-        if done < newest and done - shown < every:
+        now = time.monotonic()
+        if done == shown or (done < newest and done - shown < every and now - said_at < PATIENCE_S):
             return
-        shown = done
+        shown, said_at = done, now
         tail = f"  {note}" if note else ""
-        say(f"{label}: {done}/{newest}  {time.monotonic() - started:.0f} s{tail}")
+        say(f"{label}: {done}/{newest}  {now - started:.0f} s{tail}")
 
     return update

@@ -15,6 +15,7 @@ nothing ends flat and leaves its part of the budget to the others, and whoever w
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -23,7 +24,7 @@ from typing import Any, Final
 from storage import Device, DeviceState, MeasurementStore, Network, Run, RunKind, RunState
 from tlp import quarantine, runs
 from tlp.errors import RegistryError, RegistryUnavailableError, TlpError, UserError
-from tlp.registry import CHAMPION, Registry
+from tlp.registry import CHAMPION, Registry, ResolvedModel
 from tlp.search.tuning import find_resumable
 from tlp.settings import Settings
 
@@ -131,7 +132,11 @@ def decide(
         champion = None
         if why is None:
             try:
-                champion = str(registry.usable(row.family, row.name, lambda resolved: resolved).version)
+                used = registry.usable(row.family, row.name, lambda resolved: resolved)
+                champion = str(used.version)
+                if not _serves(store, store.get_device(row.name), used.loaded):  # a probe may have brought it back
+                    without = f"version {used.version} has no head for it"
+                    champion, why = None, f"it is {row.state}, and {without} (tlp bootstrap {row.name})"
             except (RegistryError, UserError) as exc:
                 why = f"no version to tune with: {exc.message}"
                 outage = exc if isinstance(exc, RegistryUnavailableError) else outage
@@ -191,8 +196,15 @@ def _no_device(store: MeasurementStore, settings: Settings, device: Device, prob
         device = store.get_device(device.name)
     if device.state in runs.OUT_OF_WORK:
         return f"it is {device.state} and gets no new work"
+    return None
+
+
+def _serves(store: MeasurementStore, device: Device, version: ResolvedModel) -> bool:
+    """Whether the device is served: it is said so, or a person moved the champion and it has a head for it."""
     state = runs.state_before(store, device.name, *runs.BUSY) if device.state in runs.BUSY else device.state
-    return None if state is DeviceState.SERVING else f"it is {state}: no version serves it yet"
+    if state is DeviceState.SERVING or "devices" not in version.tags:
+        return state is DeviceState.SERVING
+    return device.name in json.loads(version.tags["devices"])
 
 
 def _runs_by_network(store: MeasurementStore, device: str) -> dict[str, list[Run]]:

@@ -13,6 +13,7 @@ from storage import MeasurementStore, Run, RunKind, RunState
 from tlp import pipeline, runs
 from tlp.counts import validate_count
 from tlp.errors import BusyError, TlpError
+from tlp.report import night as pages
 from tlp.report.progress import say
 from tlp.search.tuning import find_resumable
 from tlp.settings import Settings
@@ -94,7 +95,7 @@ class Night:
 
     def _why(self) -> str:
         shown = self._decided.due or self._decided.pairs
-        reasons = [pair.reason for pair in shown] or [f"{k}: {why}" for k, why in self._decided.left_out.items()]
+        reasons = [pair.reason for pair in shown] or pages.left_out(self._decided.left_out)
         return "; ".join(reasons) or "there are no devices and no networks"
 
     @property

@@ -48,8 +48,8 @@ def test_a_log_gets_one_line_per_round(capsys: pytest.CaptureFixture[str]) -> No
         for trials in range(1, 31):
             update(progress(trials))
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split(" s")[0].rsplit("  ", 1)[0] for line in lines] == [f"tune net: {n}/30" for n in (10, 20, 30)]
-    assert all(line.endswith("12 failed") for line in lines)
+    assert [line.partition("  ")[0] for line in lines] == [f"tune net: {n}/30" for n in (0, 10, 20, 30)]
+    assert all(line.endswith("12 failed") for line in lines[1:])
 
 
 class Screen(io.StringIO):
@@ -68,3 +68,16 @@ def test_a_terminal_gets_the_table_and_the_bar(monkeypatch: pytest.MonkeyPatch) 
         time.sleep(0.6)  # it is drawn four times a second
     text = screen.getvalue()
     assert "best at" in text and "fused_conv2d_relu" in text and "15/30" in text
+
+
+def test_without_an_estimate_the_answer_says_why() -> None:
+    report = {
+        **{"network": "net", "device": "cpu", "model_version": "7", "search": "evolutionary", "skipped_tasks": []},
+        **{"degraded": {"events": 0}, "trials": 30, "failed": 12, "seconds": 68.0, "estimated_latency_s": None},
+        "tasks": [row.to_json() for row in rows()],
+    }
+    assert "estimated latency unknown: 1 of 2 tasks has no program yet" in "".join(
+        map(str, tuning.tuning_report(report))
+    )
+    known = report | {"tasks": report["tasks"][:1], "estimated_latency_s": 0.012}
+    assert "estimated latency 12.0 ms" in "".join(map(str, tuning.tuning_report(known)))
