@@ -22,6 +22,8 @@ _COLUMNS: Final = (
     "ended",
     "duration",
 )
+_NAMES: Final = 4  # so many are named of those that are left out for one reason; --json has all
+_PLURAL: Final = {"it came ": "they came ", "it is ": "they are ", "it has ": "they have "}
 
 
 def rows(report: Row) -> list[dict[str, Any]]:
@@ -74,6 +76,29 @@ def _flat(value: Any) -> str:
     return " ".join(str(value).replace("|", "\\|").split())
 
 
+def left_out(reasons: Mapping[str, str]) -> list[str]:
+    """What is in no pair, one line per kind and reason: a data set brings a dozen networks, all for the same one.
+
+    Args:
+        reasons: `network NAME` or `device NAME` → why.
+    """
+    groups: dict[tuple[str, str], list[str]] = {}
+    for key, why in reasons.items():
+        kind, _, name = key.partition(" ")
+        groups.setdefault((kind, why), []).append(name)
+    return [_group(kind, names, why) for (kind, why), names in groups.items()]
+
+
+def _group(kind: str, names: Sequence[str], why: str) -> str:
+    if len(names) == 1:
+        return f"{kind} {names[0]}: {why}"
+    shown = ", ".join(names[:_NAMES]) + (f" and {len(names) - _NAMES} more" if len(names) > _NAMES else "")
+    for one, several in _PLURAL.items():
+        if why.startswith(one):
+            why = several + why.removeprefix(one)
+    return f"{len(names)} {kind}s ({shown}): {why}"
+
+
 def dry_run(report: Row) -> list[RenderableType]:
     """What `tlp tune --due --dry-run` shows: every pair with its arithmetic, and what is left out."""
     cells = [
@@ -90,12 +115,23 @@ def dry_run(report: Row) -> list[RenderableType]:
         )
         for pair in report["pairs"]
     ]
-    titles = ("network", "device", "", "trials", "of", "last version", "champion", "lacking", "tonight")
+    titles = ("network", "device", "decision", "trials", "of", "last version", "champion", "lacking", "tonight")
     spent = f", {report['spent_before']} of them spent" if report["spent_before"] else ""
-    parts: list[RenderableType] = [make(f"budget: {report['budget']} programs{spent}", titles, cells)]
+    budget = f"budget: {report['budget']} programs{spent}"
+    parts: list[RenderableType] = [make(budget, titles, cells) if cells else budget]
     parts += [pair["reason"] for pair in report["pairs"]]
-    parts += [f"left out: {name}: {reason}" for name, reason in report["left_out"].items()]
-    return [*parts, *(f"! {text}" for text in report["warnings"]), report["reason"]]
+    parts += [f"left out: {line}" for line in left_out(report["left_out"])]
+    return [*parts, *(f"! {text}" for text in report["warnings"]), _verdict(report)]
+
+
+def _verdict(report: Row) -> str:
+    """The last line: without the reasons where they stand above already."""
+    reason, due = str(report["reason"]), sum(pair["due"] for pair in report["pairs"])
+    if reason.startswith("would tune: "):
+        return f"would tune {due} of {len(report['pairs'])} pairs of network and device"
+    if reason.startswith("nothing to do: ") and (report["pairs"] or report["left_out"]):
+        return "nothing to do"
+    return reason
 
 
 def outcome(report: Row) -> list[RenderableType]:
