@@ -103,9 +103,18 @@ def tuning_report(report: Row) -> list[RenderableType]:
         *remeasured(report.get("remeasured", ())),
         *notes,
         f"{report['trials']} programs measured, {report['failed']} failed, {duration(report['seconds'])}; "
-        f"estimated latency {latency(report['estimated_latency_s'])}",
+        f"estimated latency {_estimate(report)}",
         f"next: tlp best {report['network']} --device {report['device']}",
     ]
+
+
+def _estimate(report: Row) -> str:
+    """The network's latency, or why there is none: a sum over tasks needs a latency of each."""
+    tasks = report["tasks"]
+    without = sum(task["best_latency_s"] is None for task in tasks)
+    if report["estimated_latency_s"] is not None or not without:
+        return latency(report["estimated_latency_s"])
+    return f"unknown: {without} of {len(tasks)} tasks {'has' if without == 1 else 'have'} no program yet"
 
 
 def remeasured(rows: Sequence[Row]) -> list[RenderableType]:
