@@ -9,8 +9,10 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -215,6 +217,37 @@ class TestProcesses:
         with pytest.raises(ServiceError, match="does not answer after 0 s"):
             _processes.wait_until(service, lambda: False, 0.2)
         _processes.stop(service)
+
+
+def test_each_server_is_reported_when_it_answers_counted_from_its_start(tmp_path: Path) -> None:
+    """The one that is waited for first answers only after the other was reported."""
+    progress: list[tuple[str, str]] = []
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            ready = self.path == "/api/health" or bool(progress)
+            self.send_response(200 if ready else 503)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Nothing on stderr."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        own, url = psutil.Process(), f"http://127.0.0.1:{server.server_port}"
+        pair = [
+            _state.Service(name, url, "127.0.0.1", 1, own.pid, own.create_time(), tmp_path / "log", "now")
+            for name in ("mlflow", "prefect")
+        ]
+        try:
+            begun = {"prefect": time.monotonic() - 35.0}
+            _updown._ready(pair, begun, lambda name, what: progress.append((name, what)))
+        finally:
+            server.shutdown()
+            thread.join()
+    assert [name for name, _ in progress] == ["prefect", "mlflow"]
+    assert int(progress[0][1].split()[2]) >= 35
 
 
 @pytest.mark.parametrize("name", ["mlflow", "prefect"])

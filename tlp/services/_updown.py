@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -46,15 +47,15 @@ def up(settings: Settings, on_progress: Progress = _silent) -> ServicesView:
             missing = [n for n in (PREFECT, MLFLOW) if n not in running and not (n == MLFLOW and external)]
             for name in missing:
                 _processes.check_port(settings.bind_host, _port(settings, name), f"TLP_{name.upper()}_PORT")
+            begun: dict[str, float] = {}
             for name in missing:  # Prefect first: it starts while the registry's database is made
                 on_progress(name, "starting")
+                begun[name] = time.monotonic()
                 service = _start_server(settings, name, _port(settings, name))
                 new.append(service)
                 running[name] = service
                 write(settings, _in_order(running))
-            for name in (MLFLOW, PREFECT):
-                if name in running:
-                    _ready(running[name], on_progress)
+            _ready([running[name] for name in (MLFLOW, PREFECT) if name in running], begun, on_progress)
             if WORKER not in running:
                 on_progress(WORKER, "starting")
                 worker = _start_worker(settings, f"{running[PREFECT].url}/api")
@@ -109,13 +110,14 @@ def temporary_services(
     services = [s for s in there.services if s.alive]
     wanted = [name for name, asked in ((MLFLOW, mlflow and not there.external_mlflow), (PREFECT, prefect)) if asked]
     own: list[Service] = []
+    begun: dict[str, float] = {}
     try:
         for name in wanted:
             if there.find(name) is None:
                 on_progress(name, "starting")
+                begun[name] = time.monotonic()
                 own.append(_start_server(local, name, _processes.free_port(), temporary=True))
-        for service in own:
-            _ready(service, on_progress)
+        _ready(own, begun, on_progress)
         yield ServicesView((*services, *own), there.external_mlflow)
     finally:
         for service in reversed(own):
@@ -172,10 +174,28 @@ def _start_worker(settings: Settings, api_url: str) -> Service:
     return _processes.start(WORKER, command, env, log=settings.logs_dir / "worker.log", cwd=settings.home)
 
 
-def _ready(service: Service, on_progress: Progress) -> None:
-    health = f"{service.url}/health" if service.name == MLFLOW else f"{service.url}/api/health"
-    seconds = _processes.wait_until(service, lambda: _processes.answers(health))
-    on_progress(service.name, f"ready after {seconds:.0f} s: {service.url}")
+def _ready(services: Sequence[Service], begun: Mapping[str, float], on_progress: Progress) -> None:
+    """Wait until all answer, and report each as soon as it does: they start at the same time.
+
+    Args:
+        begun: name → when it was started, by the monotonic clock; one that was there before is counted from now.
+
+    Raises:
+        ServiceError: one ends or does not answer.
+    """
+    now = time.monotonic()
+    waiting = list(services)
+
+    def answers(wanted: Service) -> bool:
+        for service in tuple(waiting):
+            if _processes.answers(f"{service.url}/{'health' if service.name == MLFLOW else 'api/health'}"):
+                waiting.remove(service)
+                seconds = time.monotonic() - begun.get(service.name, now)
+                on_progress(service.name, f"ready after {seconds:.0f} s: {service.url}")
+        return wanted not in waiting
+
+    for service in services:
+        _processes.wait_until(service, lambda wanted=service: answers(wanted))  # type: ignore[misc]
 
 
 def _worker_online(api_url: str) -> bool:
