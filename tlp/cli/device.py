@@ -27,7 +27,10 @@ def enroll(
     name: Name,
     target: Annotated[
         str | None,
-        typer.Option(help="TVM target as JSON, or an LLVM mcpu such as x86-64-v3; default: what this machine is."),
+        typer.Option(
+            help="TVM target as JSON, a TVM tag such as nvidia/geforce-rtx-3090 or raspberry-pi/4b-aarch64, or an LLVM "
+            "mcpu such as x86-64-v3; default: what this machine is."
+        ),
     ] = None,
     min_samples: Annotated[
         int | None, typer.Option(help="OK samples before the device becomes a task of the model (default 500000).")

@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
 
 def measure(
     device: Annotated[str, typer.Argument(metavar="DEVICE", help="Device to measure on.")],
-    samples: Annotated[int, typer.Option(min=1, help="Programs to measure.")],
+    samples: Annotated[int, typer.Option(min=1, help="OK samples to add; programs that fail do not count.")],
     sampler: Annotated[str, typer.Option(help="How programs are chosen: random, evolutionary, select.")] = "random",
     network: Annotated[
         list[str] | None, typer.Option(help="Only subgraphs of this network; may be given several times.")

@@ -55,7 +55,11 @@ def promote(
     device: Annotated[str | None, typer.Option(help="Pin only this device to the version.")] = None,
     family: Family = None,
 ) -> Output:
-    """Move the alias champion to a version; the next tuning run uses it."""
+    """Move the alias champion to a version; the next tuning run uses it.
+
+    Going back to an older version tags the one left behind as rejected: the pipeline will not promote it again. A
+    rejected version that is promoted here is rejected no longer.
+    """
     from storage import Actor
     from tlp.registry import pin_alias
 
@@ -74,7 +78,9 @@ def promote(
 
 
 def rollback(
-    to: Annotated[str | None, typer.Option(help="Version to go to; default: the champion before this one.")] = None,
+    to: Annotated[
+        str | None, typer.Option(help="Version to go to; default: the champion before this one that is not rejected.")
+    ] = None,
     reason: Reason = "rolled back by a person",
     device: Annotated[str | None, typer.Option(help="Only for this device.")] = None,
     family: Family = None,

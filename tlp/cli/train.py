@@ -24,7 +24,7 @@ def train(
     strategy: Annotated[
         str | None,
         typer.Option(
-            help="How new samples enter the model: joint, fine-tune, replay, distill [default: train_strategy]."
+            help="How new samples enter the model: joint, fine-tune, replay, distill; default: train_strategy."
         ),
     ] = None,
 ) -> Output:

@@ -11,7 +11,9 @@ from tlp.cli._context import launch, open_all
 from tlp.cli._output import Output, command
 
 Network = Annotated[str, typer.Argument(metavar="NETWORK", help="Network, as added with `tlp network add`.")]
-DeviceOption = Annotated[str, typer.Option("--device", help="Device to tune for.")]
+DeviceOption = Annotated[
+    str, typer.Option("--device", help="Device whose best programs are compiled, and that runs them.")
+]
 
 
 def register(app: typer.Typer) -> None:

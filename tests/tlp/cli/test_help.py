@@ -70,6 +70,20 @@ def test_every_help_shows_an_example_and_the_json_option(tlp, command):
     assert "--json" in answer.out
 
 
+def test_no_help_text_has_square_brackets():
+    """Rich takes `[default: x]` for markup, and it is gone."""
+    import typer
+
+    def walk(command):
+        yield command
+        for sub in getattr(command, "commands", {}).values():
+            yield from walk(sub)
+
+    for command in walk(typer.main.get_command(build())):
+        texts = [command.help, command.epilog, *(getattr(param, "help", None) for param in command.params)]
+        assert not any("[" in (text or "") for text in texts), (command.name, texts)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
