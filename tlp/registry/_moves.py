@@ -13,7 +13,7 @@ from tlp.errors import InvalidInputError, NotFoundError, RegistryError
 from tlp.registry import _history
 from tlp.registry._mlflow import retrying
 from tlp.registry._read import Reader, none_if_missing, numbers
-from tlp.registry._types import CHAMPION, REJECTED, rejected_tag
+from tlp.registry._types import CHAMPION, MODEL_PREFIX, REJECTED, pin_alias, rejected_tag
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -110,14 +110,31 @@ class Mover:
         if alias != CHAMPION:  # behind a device's own pins lies what it used before it was pinned
             shared = _history.champion_stack(e for e in events if e.alias == CHAMPION)
             earlier += [v for v in reversed(shared) if v not in earlier and (current is None or v < current)]
-        usable = {v.version for v in self._read.versions(model) if not {REJECTED, rejected_tag(alias)} & v.tags.keys()}
+        rejecting = (rejected_tag(alias), REJECTED)
+        why = {
+            v.version: next((v.tags[tag] for tag in rejecting if tag in v.tags), None)
+            for v in self._read.versions(model)
+        }
+        rejected = [version for version in earlier if why.get(version) is not None]
         for version in earlier:
-            if version in usable:
+            if version in why and version not in rejected:
                 return version
         now = "none" if current is None else f"version {current}"
+        if rejected:  # only a person may say that it is to be used all the same
+            raise NotFoundError(
+                f"every earlier champion of {model} is rejected (now: {now}): "
+                + "; ".join(f"version {version}: {why[version]}" for version in rejected),
+                next_command=f"tlp model rollback --to {rejected[0]}{self._scope(model, alias)}",
+            )
         raise NotFoundError(
             f"{model} has no earlier champion to go back to (now: {now})", next_command="tlp model history"
         )
+
+    def _scope(self, model: str, alias: str) -> str:
+        """The options that say on the command line which alias of which model is meant."""
+        if alias != CHAMPION:
+            return f" --device {alias.removeprefix(pin_alias(''))}"
+        return f" --family {model.removeprefix(MODEL_PREFIX)}" if len(self._read.models()) > 1 else ""
 
     def reconcile(self, model: str) -> list[ModelEvent]:
         """Record the moves of the model's aliases that have no record; see `Registry.reconcile`."""

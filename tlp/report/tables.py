@@ -325,12 +325,13 @@ def model_versions(rows: Sequence[Row]) -> RenderableType:
             r["version"],
             ", ".join(r["aliases"]) or "-",
             score(r.get("top1")),
-            "rejected" if r.get("rejected") else r.get("gate"),
+            r.get("gate"),
+            "rejected" if r.get("rejected") else None,
             when(r.get("created_at")),
         )
         for r in rows
     ]
-    return make("versions", ("model", "version", "aliases", "top-1", "gate", "created (UTC)"), cells)
+    return make("versions", ("model", "version", "aliases", "top-1", "gate", "rejected", "created (UTC)"), cells)
 
 
 def model_detail(row: Row) -> RenderableType:

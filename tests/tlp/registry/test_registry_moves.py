@@ -73,6 +73,21 @@ class TestRollback:
         registry.promote(FAMILY, 4, reason="trained anew")
         assert registry.rollback(FAMILY).to_version == "1"
 
+    def test_what_is_rejected_is_named_with_the_way_to_it(self, registry: Registry, checkpoint: Path) -> None:
+        add_versions(registry, checkpoint, 2)
+        registry.promote(FAMILY, 2, reason="better")
+        registry.promote(FAMILY, 1, reason="no", by=Actor.PERSON)
+        with pytest.raises(
+            NotFoundError, match=r"is rejected \(now: version 1\): version 2: champion was moved"
+        ) as caught:
+            registry.rollback(FAMILY)
+        assert caught.value.next_command == "tlp model rollback --to 2"
+        with pytest.raises(NotFoundError) as caught:
+            registry.rollback(FAMILY, device="rpi4")
+        assert caught.value.next_command == "tlp model history"  # 2 is newer than what it uses: nothing behind it
+        registry.rollback(FAMILY, 2)
+        assert [(v.version, v.rejected) for v in registry.list_versions(FAMILY)] == [(2, False), (1, True)]
+
     def test_to_a_version(self, registry: Registry, checkpoint: Path) -> None:
         add_versions(registry, checkpoint, 3)
         registry.promote(FAMILY, 3, reason="best")
