@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
-from storage import Device
+from storage import Device, Network
 from tlp.errors import InvalidInputError
 
 MAX_PROGRAMS: Final = 10**9
@@ -32,3 +33,18 @@ def more_samples(device: Device, samples: int) -> str:
     if device.endpoint.get("kind") == "dataset":
         return "tlp import --help"
     return f"tlp measure {device.name} --samples {samples}"
+
+
+def more_held_out(device: Device, networks: Iterable[Network]) -> str:
+    """The command that gets a device samples to be judged on: of the first held-out network that can be compiled.
+
+    A network that came with a data set cannot; if there is no other, one that is held out by default is to be added.
+    Where no network is held out, a tenth of all workloads is (`tlp.training.holdout`), and any samples do.
+    """
+    held = [network for network in networks if network.holdout]
+    if device.endpoint.get("kind") == "dataset" or not held:
+        return more_samples(device, 200)
+    for network in held:
+        if network.tasks and not network.source.startswith("dataset:"):
+            return f"tlp measure {device.name} --samples 200 --network {network.name}"
+    return "tlp network add bert_tiny --builtin bert_tiny"

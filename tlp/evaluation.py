@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage import Device, MeasurementStore
-from tlp.counts import more_samples
+from tlp.counts import more_held_out
 from tlp.errors import InvalidInputError, ModelFormatError, NotFoundError
 from tlp.settings import Settings
 
@@ -102,7 +102,7 @@ def evaluate_version(
     if not results:
         raise InvalidInputError(
             "no held-out network has measured programs, at least two per task are needed",
-            next_command=more_samples(measured[0], 200),
+            next_command=more_held_out(measured[0], store.list_networks()),
         )
     report["devices"] = {
         device: with_intervals(predictors, reference=PREDICTOR, seed=settings.seed)

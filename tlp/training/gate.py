@@ -142,6 +142,7 @@ def judge(
     champion: str | None = CHAMPION,
     others: Sequence[str] = (),
     defects: Mapping[str, str] | None = None,
+    remedies: Mapping[str, str] | None = None,
 ) -> GateVerdict:
     """Judge a candidate on an evaluation that holds it, the champion (if there is one) and random choice.
 
@@ -153,11 +154,12 @@ def judge(
         champion: its name; None: there is no champion.
         others: the family's other devices; those that cannot be judged are named in the reasons.
         defects: device → what is wrong with the candidate's scores there (`ScreenedScorer.defects`); each stops it.
+        remedies: device → the command that gets it held-out samples (`tlp.counts.more_held_out`).
     """
     problems = [f"{device}: {what}, so it cannot rank" for device, what in (defects or {}).items()]
     problems += [
         f"{device}: no held-out task has two measured programs there, so the candidate cannot be judged: "
-        f"tlp measure {device} --network NAME of a held-out network (tlp network list)"
+        + (remedies or {}).get(device, f"tlp measure {device} --samples 200")
         for device in trained
         if device not in report.devices
     ]

@@ -17,6 +17,7 @@ import tenacity
 from storage import DeviceState, MeasurementStore
 from tlp import runs
 from tlp._faults import reached
+from tlp.counts import more_held_out
 from tlp.errors import (
     BusyError,
     InvalidInputError,
@@ -229,6 +230,7 @@ def _judge(
         champion=CHAMPION if champion else None,
         others=[name for name in names if name != facts.device],
         defects=scorers[CANDIDATE].defects(),
+        remedies={facts.device: more_held_out(store.get_device(facts.device), store.list_networks())},
     )
     plots.draw_all(report, loaded.manifest.curves, candidate.figures_dir)
     metrics = _metrics(loaded.manifest, report, verdict, facts.device)

@@ -67,6 +67,9 @@ def test_another_device_must_not_lose(store: MemoryStore, quick: Settings) -> No
 def test_a_device_that_cannot_be_judged_stops_it(store: MemoryStore, quick: Settings) -> None:
     verdict = judge(EvaluationReport({}, 0), quick, trained=["x86-64-v2"], champion=None)
     assert not verdict.passed and "cannot be judged" in verdict.reasons[0]
+    assert verdict.reasons[0].endswith(": tlp measure x86-64-v2 --samples 200")
+    told = judge(EvaluationReport({}, 0), quick, trained=["a"], champion=None, remedies={"a": "tlp import --help"})
+    assert told.reasons[0].endswith(": tlp import --help")
 
 
 def test_a_perfect_reference_can_be_tied() -> None:
