@@ -77,9 +77,13 @@ def test_a_dry_run_is_a_table_with_the_arithmetic(fleet: MeasurementStore, quick
     from rich.console import Console
 
     console = Console(width=200, file=io.StringIO())
-    for part in decisions.dry_run(retraining.retrain(fleet, quick, dry_run=True)):
+    plan = retraining.retrain(fleet, quick, dry_run=True)
+    for part in decisions.dry_run(plan):
         console.print(part)
+        assert isinstance(part, str) or all(column.header for column in part.columns)
     text = console.file.getvalue()
+    for row in plan["decisions"]:
+        assert text.count(row["reason"]) == 1
     for word in ("min samples", "192", "100", "auxiliary", "rank correlation", "joint", "would train"):
         assert word in text, word
 

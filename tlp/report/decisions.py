@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import RenderableType
 
-from tlp.report.tables import Row, facts, make
+from tlp.report.tables import Row, make
 
 _NUMBERS = ("samples", "min_samples", "new_samples", "needed", "lacking", "watermark")
 
@@ -22,7 +22,7 @@ def dry_run(report: Row) -> list[RenderableType]:
         )
         for row in rows
     ]
-    columns = ("device", "", *(name.replace("_", " ") for name in _NUMBERS), "strategy", "parent version")
+    columns = ("device", "decision", *(name.replace("_", " ") for name in _NUMBERS), "strategy", "parent version")
     parts: list[RenderableType] = [make("decisions", columns, cells)]
     for row in rows:
         parts.append(f"{row['device']}: {row['reason']}")
@@ -30,5 +30,5 @@ def dry_run(report: Row) -> list[RenderableType]:
             tasks = [(task["device"], task["role"], task["samples"], task["why"]) for task in row["tasks"]]
             title = f"heads of a training for {row['device']}"
             parts.append(make(title, ("device", "role", "samples", "why"), tasks))
-    parts += [facts("", [(one["model"], one["reason"])]) for one in (report, *report["others"])]
-    return parts
+    # a model's reason is its devices' reasons, which stand above, behind the verdict
+    return [*parts, *(f"{one['model']}: {one['reason'].partition(': ')[0]}" for one in (report, *report["others"]))]
