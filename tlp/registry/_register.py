@@ -19,7 +19,8 @@ import tlp
 from storage import canonical_json
 from tlp import _process
 from tlp._faults import reached
-from tlp.registry._mlflow import EXPERIMENT, error_code, import_pyfunc, retrying
+from tlp.registry._mlflow import EXPERIMENT as EXPERIMENT
+from tlp.registry._mlflow import error_code, import_pyfunc, retrying
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -68,11 +69,12 @@ def tag_text(value: Any) -> str:
     return text if len(text) <= _TAG_CHARS else text[: _TAG_CHARS - 1] + "…"
 
 
-def ensure_experiment(client: MlflowClient, artifacts: Path | None, name: str = EXPERIMENT) -> str:
+def ensure_experiment(client: MlflowClient, artifacts: Path | None, name: str) -> str:
     """The id of the experiment, made if it is not there.
 
     Args:
         artifacts: absolute folder for its files; None leaves the choice to the server.
+        name: of the experiment, e.g. `EXPERIMENT`.
     """
     from mlflow.exceptions import MlflowException
 

@@ -426,7 +426,7 @@ class Registry:
     def _experiment_id(self) -> str:
         uri = self._settings.mlflow_tracking_uri
         artifacts = None if is_http(uri) else self._settings.mlflow_dir / "artifacts"
-        return retrying(lambda: _register.ensure_experiment(self._client, artifacts))
+        return retrying(lambda: _register.ensure_experiment(self._client, artifacts, _register.EXPERIMENT))
 
 
 def _named(version: int | None) -> str:

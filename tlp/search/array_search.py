@@ -29,6 +29,7 @@ import numpy.typing as npt
 from storage import Program
 from tlp.language.arrays import Arrays, IntArray
 from tlp.search._base import Observation, Search
+from tlp.search._pool import Pool
 from tlp.search.array_scores import ArrayModel, ScoreArrays
 from tlp.search.evolutionary import KnownProgram
 
@@ -46,7 +47,6 @@ _FRESH: Final = 0.1  # of each generation, drawn at random
 _DRY: Final = 3  # rounds without one new program after which the space counts as exhausted
 _SHORTLIST: Final = 32  # programs per program wanted, the best of which the model may choose among
 _TRIES: Final = 20  # programs applied or passed over per program wanted, before a round ends with fewer
-_REJECTIONS: Final = 4  # of a value that TVM never accepted, after which it is not tried again
 
 
 @dataclass
@@ -60,59 +60,8 @@ class Profile:
     corrected: int = 0
 
 
-class _Pool:
-    """Scored programs of one sketch, without repeats.
-
-    Args:
-        arrays: of the sketch.
-    """
-
-    def __init__(self, arrays: Arrays) -> None:
-        self.arrays = arrays
-        self.rows = np.empty((0, arrays.width), np.int64)
-        self.scores = np.empty(0)
-        self._known: set[bytes] = set()
-        self._banned: dict[tuple[int, bytes], list[int]] = {}  # (decision, its value) → [accepted, rejected]
-
-    def clear(self) -> None:
-        """Forget what was judged, not what TVM said."""
-        self.rows, self.scores = self.rows[:0], self.scores[:0]
-        self._known.clear()
-
-    def fresh(self, rows: IntArray) -> IntArray:
-        """Those rows that were not judged before, each once."""
-        fresh = []
-        for index, row in enumerate(np.ascontiguousarray(rows)):
-            key = row.tobytes()
-            if key not in self._known:
-                self._known.add(key)
-                fresh.append(index)
-        return rows[fresh]
-
-    def add(self, rows: IntArray, scores: FloatArray, keep: int) -> None:
-        """Take in judged rows; the `keep` best of all stay."""
-        self.rows = np.concatenate([self.rows, rows])
-        self.scores = np.concatenate([self.scores, scores])
-        if len(self.scores) > keep:
-            best = np.argsort(-self.scores, kind="stable")[:keep]
-            self.rows, self.scores = self.rows[best], self.scores[best]
-
-    def learn(self, row: IntArray, *, accepted: bool) -> None:
-        """What TVM said of a program."""
-        for index, value in enumerate(self.arrays.values(row)):
-            self._banned.setdefault((index, value), [0, 0])[0 if accepted else 1] += 1
-
-    def allowed(self, row: IntArray) -> bool:
-        """Whether none of its decisions has a value that TVM refused often and never took."""
-        for index, value in enumerate(self.arrays.values(row)):
-            accepted, rejected = self._banned.get((index, value), (0, 0))
-            if not accepted and rejected >= _REJECTIONS:
-                return False
-        return True
-
-
 class _Scored(NamedTuple):
-    pool: _Pool
+    pool: Pool
     row: IntArray
     score: float
 
@@ -158,7 +107,7 @@ class ArraySearch(Search):
         self._rng = np.random.default_rng(seed)
         self._seed = seed
         self._epsilon = epsilon
-        self._pools: dict[str, _Pool] = {}
+        self._pools: dict[str, Pool] = {}
         self._good: dict[str, list[tuple[int, ...]]] = {}  # sketch → programs that ran here, to breed from
         self._dry = 0
         self.profile = Profile()
@@ -197,7 +146,7 @@ class ArraySearch(Search):
                 examples[known.sketch.sketch_id].append(known.decisions)
                 self._good.setdefault(known.sketch.sketch_id, []).append(known.decisions)
         self._pools = {
-            sketch_id: _Pool(
+            sketch_id: Pool(
                 Arrays(sketches[sketch_id], _matrix(rows, sketches[sketch_id].decision_width), self._space.target)
             )
             for sketch_id, rows in sorted(examples.items())
@@ -248,7 +197,7 @@ class ArraySearch(Search):
         offset = np.cumsum([0, *(len(pool.scores) for pool in pools)])
         return [pool.rows[drawn[owner == i] - offset[i]] for i, pool in enumerate(pools)]
 
-    def _children(self, pool: _Pool, parents: IntArray) -> IntArray:
+    def _children(self, pool: Pool, parents: IntArray) -> IntArray:
         children = parents.copy()
         crossed = self._rng.random(len(parents)) < _CROSSED
         children[crossed] = pool.arrays.cross(
@@ -259,7 +208,7 @@ class ArraySearch(Search):
         children[fresh] = pool.arrays.random(int(fresh.sum()), self._rng)
         return children
 
-    def _judge(self, pool: _Pool, rows: IntArray) -> None:
+    def _judge(self, pool: Pool, rows: IntArray) -> None:
         """Score rows that were not judged before."""
         fresh = self._timed("unique", lambda: pool.fresh(rows))
         if len(fresh):
@@ -332,11 +281,11 @@ class ArraySearch(Search):
             for i in chain(picked, left, rest)
         )
 
-    def _is_new(self, pool: _Pool, row: IntArray) -> bool:
+    def _is_new(self, pool: Pool, row: IntArray) -> bool:
         """Neither proposed nor measured before, nor of what TVM rejects as far as known."""
         return Program.make(pool.arrays.sketch, row.tolist()).program_id not in self._measured and pool.allowed(row)
 
-    def _build(self, pool: _Pool, row: IntArray) -> Candidate | None:
+    def _build(self, pool: Pool, row: IntArray) -> Candidate | None:
         """Apply one program; None if it was proposed or measured before, or TVM rejects it (now or by experience)."""
         sketch = pool.arrays.sketch
         if not self._is_new(pool, row):

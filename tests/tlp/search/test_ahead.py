@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from storage import MemoryStore, RunKind, RunState, Sketch
-from tlp.measure import MeasureInput, MeasureOutcome
+from tests.tlp.search.runners import Interrupting
+from tlp.measure import MeasureInput
 from tlp.measure.fake import FakeRunner
 from tlp.search import tuning
 from tlp.search.array_search import ArraySearch
@@ -158,21 +159,6 @@ def test_an_error_ahead_costs_the_task_a_try_and_nothing_else(
     report = start(store, small)
     assert report.trials >= 4 and report.skipped
     assert all("a pass of TVM failed" in reason or "no more programs" in reason for _, reason in report.skipped)
-
-
-class Interrupting(FakeRunner):
-    """Ctrl-C while the n-th program is measured."""
-
-    def __init__(self, after: int) -> None:
-        super().__init__()
-        self.left = after
-
-    def measure(self, inputs: Iterable[MeasureInput]) -> Iterator[MeasureOutcome]:
-        for outcome in super().measure(inputs):
-            if self.left == 0:
-                raise KeyboardInterrupt
-            self.left -= 1
-            yield outcome
 
 
 @pytest.mark.usefixtures("spare_core")

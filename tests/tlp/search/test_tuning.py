@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from storage import DeviceState, MeasurementBatch, MeasurementState, MemoryStore, Network, RunKind, RunState, Sketch
+from tests.tlp.search.runners import Interrupting
 from tlp.errors import AllFailedError, BusyError, InvalidInputError, UserError
 from tlp.measure import MeasureInput, MeasureOutcome
 from tlp.measure.fake import FakeRunner
@@ -30,21 +31,6 @@ def by_sum(items: Items) -> np.ndarray:
 def start(store: MemoryStore, settings: Settings, **more: Any) -> Any:
     given: dict[str, Any] = {"network": "net", "device": "a", "trials": 14, "model": FixedScorerProvider(by_sum, "7")}
     return tune(store, settings, **{**given, "runner": FakeRunner(), **more})
-
-
-class Interrupting(FakeRunner):
-    """Ctrl-C while the n-th program is measured."""
-
-    def __init__(self, after: int) -> None:
-        super().__init__()
-        self.left = after
-
-    def measure(self, inputs: Iterable[MeasureInput]) -> Iterator[MeasureOutcome]:
-        for outcome in super().measure(inputs):
-            if self.left == 0:
-                raise KeyboardInterrupt
-            self.left -= 1
-            yield outcome
 
 
 def test_a_run_spends_its_budget_and_reports(store: MemoryStore, small: Settings) -> None:
