@@ -24,7 +24,6 @@ from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from storage import Program
 from tlp.language.arrays import Arrays, IntArray
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from tlp.programs.space import Candidate, DesignSpace
 
 T = TypeVar("T")
-FloatArray = npt.NDArray[np.float64]
+
 EXAMPLES: Final = 64  # programs drawn by TVM when a task is opened: extents, special locations, a first population
 EPSILON: Final = 0.1  # share of random programs among those measured (Ansor's is 0.05, of ten)
 _PREPARED: Final = 1024  # random programs that the model sees when a task is opened
@@ -238,7 +237,7 @@ class ArraySearch(Search):
         failures = 0
         following = next(order, None)
         while len(found) < count and failures < _TRIES * count and (following is not None or aside):
-            if aside and (following is None or -aside[0][0] >= following[2]):
+            if aside and (following is None or -aside[0][0] >= following.score):
                 self._propose(heapq.heappop(aside)[2], found)
                 continue
             assert following is not None
