@@ -193,8 +193,9 @@ def open_provider(ref: str, device: Device, settings: Settings, registry: Regist
                 precision=precision,
             )
 
-        fast = Precision(settings.tune_precision)
-        return DeviceScorer(predictor(Precision.FLOAT32), predictor(fast), settings.torch_threads or 1)
+        exact, wanted = predictor(Precision.FLOAT32), Precision(settings.tune_precision)
+        fast = exact if wanted.dtype() == Precision.FLOAT32.dtype() else predictor(wanted)
+        return DeviceScorer(exact, fast, settings.torch_threads or 1)
 
     loaded: dict[int, Scorer] = {}  # the version in force, which is looked up before every round
 
