@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
@@ -54,14 +55,17 @@ def listener(answer: bytes = b"") -> Iterator[int]:
                     connection, _ = server.accept()
                 except OSError:
                     return
-                connection.sendall(answer)
                 kept.append(connection)
+                with contextlib.suppress(OSError):  # whoever asked is gone already
+                    connection.sendall(answer)
 
-        threading.Thread(target=accept, daemon=True).start()
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
         try:
             yield int(server.getsockname()[1])
         finally:
             server.shutdown(socket.SHUT_RDWR)
+            thread.join(10)  # else it may keep one more after the loop below
             for connection in kept:
                 connection.close()
 
