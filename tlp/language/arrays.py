@@ -130,6 +130,16 @@ class Arrays:
             total *= max(len(place.seen), 1)
         return total
 
+    @property
+    def tile_columns(self) -> tuple[tuple[int, int], ...]:
+        """First and one past the last column of each tile that can be varied."""
+        return tuple((tile.start, tile.stop) for tile in self._tiles)
+
+    @property
+    def place_columns(self) -> tuple[int, ...]:
+        """Columns of the sampled compute locations."""
+        return tuple(place.column for place in self._places)
+
     def random(self, count: int, rng: np.random.Generator) -> IntArray:
         """`(count, D)` programs; tiles by giving each prime factor to a level at random."""
         rows = self._examples[rng.integers(len(self._examples), size=count)].copy()

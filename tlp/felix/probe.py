@@ -1,0 +1,359 @@
+"""One program of a sketch taken apart: its loops, what each store touches, and the integers that tile factors change.
+
+TVM's `PerStoreFeature` prepares a module by a list of passes and walks its stores (`per_store_feature.cc`). The same
+passes are run here, but for the one that drops loops of one iteration: programs of a sketch then have the same loops
+whatever their factors are. What was read is a *skeleton*, the same for all of them, and *numbers*, which formulas are
+fitted to (`tlp.felix.formulas`).
+
+An index expression is read as Σ coefficient · part, a part being a loop variable or, where loops were fused, one of its
+digits `v // a`, `v % a`, `v // a % b`. Every part has an extent of its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from storage import Sketch
+from tlp.felix.columns import OPERATIONS
+from tlp.language.sketch import to_trace
+from tlp.programs.space import DesignSpace
+
+Numbers = npt.NDArray[np.float64]
+
+
+class UnreadableError(Exception):
+    """TVM refuses a program, or one of its indices is no sum of loops. Never leaves `tlp.felix`."""
+
+
+@dataclass(frozen=True)
+class AccessShape:
+    """A store's access to one buffer, without its numbers.
+
+    Attributes:
+        buffer: its number in the program.
+        name: its name.
+        access: 0 read, 1 written, 2 both.
+        num_bytes: of an element.
+        dims: D.
+    """
+
+    buffer: int
+    name: str
+    access: int
+    num_bytes: int
+    dims: int
+
+
+@dataclass(frozen=True)
+class StoreShape:
+    """A store without its numbers.
+
+    Attributes:
+        buffer: number of the buffer it writes.
+        loops: numbers of its loops, outermost first.
+        accesses: the buffers it touches.
+        operations: per iteration, of `tlp.felix.columns.OPERATIONS`.
+        others: further operations on floats per iteration, which only count for arithmetic intensity.
+        alloc_depth: loops outside the allocation of its buffer.
+    """
+
+    buffer: int
+    loops: tuple[int, ...]
+    accesses: tuple[AccessShape, ...]
+    operations: tuple[int, ...]
+    others: int
+    alloc_depth: int
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """What programs of one sketch have in common, as long as sampled locations are the same.
+
+    Attributes:
+        bindings: per loop, the thread it is bound to; empty for an ordinary one.
+        stores: in the order TVM visits them.
+    """
+
+    bindings: tuple[str, ...]
+    stores: tuple[StoreShape, ...]
+
+
+@dataclass(frozen=True)
+class Probed:
+    """A program.
+
+    Attributes:
+        skeleton: shared with others of its sketch.
+        extents: `(loops,)`.
+        coefficients: per store and access `(D, L)`: elements per step of each of the store's loops; 0: not in it.
+        parts: alike, the extent of the part of the loop that is in the index.
+        shapes: per store and access `(D,)` of the buffer.
+        spreads: per store and access `(D,)`: how far apart several indices into the buffer are.
+    """
+
+    skeleton: Skeleton
+    extents: Numbers
+    coefficients: tuple[tuple[Numbers, ...], ...]
+    parts: tuple[tuple[Numbers, ...], ...]
+    shapes: tuple[tuple[Numbers, ...], ...]
+    spreads: tuple[tuple[Numbers, ...], ...]
+
+
+def apply_trace(space: DesignSpace, sketch: Sketch, decisions: Sequence[int]) -> Any:
+    """The schedule as sketch and decisions state it, post-processors not run. Raises UnreadableError."""
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.schedule import Trace
+
+    schedule = Schedule(space.module, seed=1, debug_mask="none", error_render_level="none")
+    try:
+        Trace.apply_json_to_schedule(to_trace(sketch, decisions), schedule)
+    except (RuntimeError, ValueError, TypeError, IndexError) as exc:
+        raise UnreadableError("TVM cannot apply it") from exc
+    return schedule
+
+
+def take_apart(module: Any) -> Probed:
+    """Read a scheduled module.
+
+    Args:
+        module: `tvm.IRModule` with one function, e.g. of `apply_trace`.
+
+    Raises:
+        UnreadableError: see there.
+    """
+    try:
+        (function,) = _passes()(module).functions.values()
+    except (RuntimeError, ValueError, TypeError) as exc:
+        raise UnreadableError("TVM cannot lower it") from exc
+    return _Reader(function).read()
+
+
+@cache
+def _passes() -> Any:
+    """`PassListForPerStoreFeature` without `SimplifyForFeatureExtraction`."""
+    import tvm
+    from tvm.s_tir import transform
+
+    return tvm.transform.Sequential(
+        [
+            transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True),
+            transform.LowerCrossThreadReduction(),
+            transform.LowerInitBlock(),
+            transform.PlanAndUpdateBufferAllocationLocation(),
+            transform.ConvertBlocksToOpaque(),
+            transform.CompactBufferAllocation(),
+            transform.StmtSimplify(),
+            transform.LowerAutoCopy(),
+            transform.UnifyThreadBinding(),
+            transform.LowerMatchBuffer(),
+            transform.StmtSimplify(),
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A loop variable or a digit of it: `v // divisor % modulus`."""
+
+    loop: int
+    divisor: int
+    extent: int
+
+
+@dataclass(frozen=True)
+class _Index:
+    """Σ coefficient · part + constant."""
+
+    terms: tuple[tuple[_Part, int], ...]
+    constant: int
+
+
+class _Reader:
+    """Walks one function."""
+
+    def __init__(self, function: Any) -> None:
+        from tvm import tirx
+
+        self._tirx = tirx
+        self._function = function
+        self._loops: list[int] = []  # extents by number
+        self._bindings: list[str] = []
+        self._numbers: dict[Any, int] = {}  # loop variable → number
+        self._nest: list[int] = []
+        self._buffers: dict[Any, int] = {}
+        self._depths: dict[int, int] = {}  # buffer → loops outside its allocation
+        self._stores: list[tuple[Any, tuple[int, ...]]] = []
+
+    def read(self) -> Probed:
+        """See `take_apart`."""
+        for parameter in self._function.params:  # buffers are variables of a type of their own
+            self._depths[self._buffer(parameter)] = 0
+        self._walk(self._function.body)
+        if not self._stores:
+            raise UnreadableError("it stores nothing")
+        read = [self._store(store, nest) for store, nest in self._stores]
+        return Probed(
+            Skeleton(tuple(self._bindings), tuple(shape for shape, _ in read)),
+            np.array(self._loops, np.float64),
+            *(tuple(tuple(access[i] for access in numbers) for _, numbers in read) for i in range(4)),
+        )
+
+    def _buffer(self, buffer: Any) -> int:
+        return self._buffers.setdefault(buffer, len(self._buffers))
+
+    def _walk(self, body: Any) -> None:
+        import tvm_ffi
+        from tvm.s_tir import SBlock
+
+        tirx = self._tirx
+
+        def loop(node: Any, visitor: Any) -> None:
+            if not isinstance(node.extent, tirx.IntImm) or int(node.min) != 0:
+                raise UnreadableError("a loop has no constant extent")
+            self._numbers[node.loop_var] = len(self._loops)
+            self._nest.append(len(self._loops))
+            self._loops.append(int(node.extent))
+            self._bindings.append(str(node.thread_binding.thread_tag) if node.thread_binding is not None else "")
+            visitor.default_visit(node)
+            self._nest.pop()
+
+        def block(node: Any, visitor: Any) -> None:
+            for buffer in node.alloc_buffers:
+                self._depths[self._buffer(buffer)] = len(self._nest)
+            visitor.default_visit(node)
+
+        def store(node: Any, _visitor: Any) -> None:
+            if not isinstance(node.value, tirx.IntImm | tirx.FloatImm):  # as TVM: initial stores are not described
+                self._stores.append((node, tuple(self._nest)))
+
+        tvm_ffi.structural_visit(body, [(tirx.For, loop), (SBlock, block), (tirx.BufferStore, store)])
+
+    def _store(self, store: Any, nest: tuple[int, ...]) -> tuple[StoreShape, list[tuple[Numbers, ...]]]:
+        written = self._buffer(store.buffer)
+        indices: dict[int, list[Any]] = {written: [store.indices]}
+        buffers = {written: store.buffer}
+        access = {written: 1}
+        operations: Counter[str] = Counter()
+        for node in self._inside(store.value, operations):
+            number = self._buffer(node.source)
+            buffers[number] = node.source
+            access[number] = {None: 0, 0: 0}.get(access.get(number), 2)
+            if access[number] != 2:
+                indices.setdefault(number, []).append(node.indices)
+        shapes, numbers = [], []
+        for number, buffer in sorted(buffers.items(), key=lambda item: str(item[1].name)):
+            import tvm
+
+            num_bytes = max(1, int(tvm.DataType(str(buffer.dtype)).bits) // 8)
+            shapes.append(AccessShape(number, str(buffer.name), access[number], num_bytes, len(buffer.shape)))
+            numbers.append(self._access(buffer, indices[number], nest))
+        counted = tuple(operations[name] for name in OPERATIONS)
+        depth = self._depths.get(written, 0)
+        return StoreShape(written, nest, tuple(shapes), counted, operations["other"], depth), numbers
+
+    def _access(self, buffer: Any, indices: Sequence[Any], nest: tuple[int, ...]) -> tuple[Numbers, ...]:
+        if not all(isinstance(extent, self._tirx.IntImm) for extent in buffer.shape):
+            raise UnreadableError("a buffer has no constant shape")
+        dims = len(buffer.shape)
+        coefficients, parts = np.zeros((dims, len(nest))), np.ones((dims, len(nest)))
+        spreads = np.zeros(dims)
+        at = {loop: i for i, loop in enumerate(nest)}
+        for dim in range(dims):
+            read = [self._index(index[dim]) for index in indices]
+            if any(set(other.terms) != set(read[0].terms) for other in read):
+                raise UnreadableError("a buffer is read in several ways at once")
+            constants = [index.constant for index in read]
+            spreads[dim] = max(constants) - min(constants)
+            for part, coefficient in read[0].terms:
+                if part.loop not in at or coefficients[dim, at[part.loop]]:
+                    raise UnreadableError("an index uses a loop twice")
+                coefficients[dim, at[part.loop]] = abs(coefficient)
+                parts[dim, at[part.loop]] = part.extent
+        return coefficients, parts, np.array([int(extent) for extent in buffer.shape], np.float64), spreads
+
+    def _index(self, expr: Any) -> _Index:
+        terms: Counter[_Part] = Counter()
+        constant = 0
+        for part, coefficient in self._terms(expr, 1):
+            if part is None:
+                constant += coefficient
+            else:
+                terms[part] += coefficient
+        return _Index(tuple((part, c) for part, c in terms.items() if c), constant)
+
+    def _terms(self, expr: Any, factor: int) -> Iterator[tuple[_Part | None, int]]:
+        """(part, coefficient); no part: a constant."""
+        tirx = self._tirx
+        if isinstance(expr, tirx.IntImm):
+            yield None, factor * int(expr.value)
+        elif isinstance(expr, tirx.Add):
+            yield from self._terms(expr.a, factor)
+            yield from self._terms(expr.b, factor)
+        elif isinstance(expr, tirx.Sub):
+            yield from self._terms(expr.a, factor)
+            yield from self._terms(expr.b, -factor)
+        elif isinstance(expr, tirx.Mul) and isinstance(expr.b, tirx.IntImm):
+            yield from self._terms(expr.a, factor * int(expr.b.value))
+        elif isinstance(expr, tirx.Mul) and isinstance(expr.a, tirx.IntImm):
+            yield from self._terms(expr.b, factor * int(expr.a.value))
+        elif isinstance(expr, tirx.Cast):
+            yield from self._terms(expr.value, factor)
+        else:
+            yield self._part(expr), factor
+
+    def _part(self, expr: Any) -> _Part:
+        tirx = self._tirx
+        if isinstance(expr, tirx.Var) and expr in self._numbers:
+            loop = self._numbers[expr]
+            return _Part(loop, 1, self._loops[loop])
+        if isinstance(expr, tirx.FloorDiv | tirx.FloorMod) and isinstance(expr.b, tirx.IntImm):
+            inner, number = self._part(expr.a), int(expr.b.value)
+            if isinstance(expr, tirx.FloorMod):
+                return _Part(inner.loop, inner.divisor, min(inner.extent, number))
+            if inner.extent % number == 0:
+                return _Part(inner.loop, inner.divisor * number, inner.extent // number)
+        raise UnreadableError(f"an index is no sum of loops: {str(expr)[:60]}")
+
+    def _inside(self, value: Any, operations: Counter[str]) -> list[Any]:
+        """The loads in a stored value; counts its operations on floats, as `ArithOpCounter` does."""
+        import tvm_ffi
+        from tvm.ir import Call, TensorLoad
+
+        tirx = self._tirx
+        loads: list[Any] = []
+        kinds = {tirx.Add: 0, tirx.Sub: 0, tirx.Mul: 1, tirx.Div: 2, tirx.Mod: 2, tirx.FloorDiv: 2, tirx.FloorMod: 2}
+        kinds |= {tirx.Max: 3, tirx.Min: 3}
+
+        def count(name: str) -> Any:
+            def visit(node: Any, visitor: Any) -> None:
+                if "float" in str(node.ty):
+                    operations[name] += 1
+                visitor.default_visit(node)
+
+            return visit
+
+        def call(node: Any, visitor: Any) -> None:
+            if "float" in str(node.ty):
+                operations["float_math_func" if _is_pure(node) else "other"] += 1
+            visitor.default_visit(node)
+
+        def load(node: Any, visitor: Any) -> None:
+            loads.append(node)
+            visitor.default_visit(node)
+
+        counters = [(kind, count(OPERATIONS[i])) for kind, i in kinds.items()]
+        tvm_ffi.structural_visit(value, [*counters, (Call, call), (TensorLoad, load)])
+        return loads
+
+
+def _is_pure(call: Any) -> bool:
+    """Whether TVM takes a call for a function of its arguments: `kPure` or `kExprAnnotation`."""
+    effect = call.op.get_attr("TCallEffectKind")
+    return effect is not None and int(effect) in (0, 1)  # tvm::tir::CallEffectKind
