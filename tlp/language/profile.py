@@ -150,7 +150,7 @@ def plan_profile(sketch: Sketch, arithmetic: Arithmetic) -> ProfilePlan:
         num_bytes=tuple(access.num_bytes for access in accesses),
         steps=np.array([[_step(main, a, loop.iterator) for a in accesses] for loop in loops]).reshape(len(loops), -1),
         is_reduction=tuple(main.is_reduction[loop.iterator] for loop in loops),
-        unroll=_unroll(sketch),
+        unroll=unroll_limit(sketch),
         iterations=float(np.log2(main.iterations)),
         located=tuple(_located(arithmetic, main, name, column) for name, column in nests.located[:LOCATIONS]),
     )
@@ -333,7 +333,8 @@ def _step(main: Block, access: Access, iterator: int) -> float:
     return float(matrix[:, iterator] @ strides)
 
 
-def _unroll(sketch: Sketch) -> tuple[tuple[int, ...], float]:
+def unroll_limit(sketch: Sketch) -> tuple[tuple[int, ...], float]:
+    """The unrolling limit that a sketch asks for: decision columns and a constant, whose product it is; 0: none."""
     for row in sketch_rows(sketch):
         if row.kind == "Annotate" and any("unroll" in word for word in row.words) and row.scalars:
             return row.scalars[0].columns, row.scalars[0].constant

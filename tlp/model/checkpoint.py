@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -33,6 +33,8 @@ CONFIG = "config.json"
 VOCABULARY = "vocabulary.json"
 MANIFEST = "manifest.json"
 FORMAT = 1
+KIND = "mtl-tlp"
+"""What the manifest of this model calls it; other models (`tlp.model.kinds`) have checkpoints of their own."""
 
 _AGAIN = "tlp train --from-scratch"
 
@@ -57,6 +59,7 @@ class Manifest:
         watermarks: device → largest sequence number of its samples that the weights learned from, where that is less
             than `watermark`: a head that a training kept and did not train.
         format: version of the directory's layout.
+        kind: which model it is; manifests written before there was another have none.
     """
 
     family: str
@@ -73,6 +76,7 @@ class Manifest:
     curves: Mapping[str, list[float]] = field(default_factory=dict)
     watermarks: Mapping[str, int] = field(default_factory=dict)
     format: int = FORMAT
+    kind: str = KIND
 
     def learned_until(self, device: str) -> int:
         """The largest sequence number of a device's samples that the weights learned from."""
@@ -142,7 +146,27 @@ _MANIFEST_FORM: Mapping[str, Callable[[Any], bool]] = {
     "metrics": _mapping_of(_is_number),
     "curves": _mapping_of(_list_of(_is_number)),
     "watermarks": _mapping_of(_is_count),
+    "kind": _is_text,
 }
+
+
+class Model(Protocol):
+    """What is asked of a checkpoint whatever its kind (`tlp.model.kinds.load_model`)."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """Where it came from."""
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """Devices with a head, in order."""
+
+    @property
+    def encoder_version(self) -> str:
+        """What the network reads of a program; its language stands before the first hyphen."""
+
+    def save(self, directory: Path) -> Path:
+        """Write the files; the directory is made. Returns it."""
 
 
 @dataclass(frozen=True)
@@ -183,16 +207,15 @@ class Checkpoint:
 
     def save(self, directory: Path) -> Path:
         """Write the four files; the directory is made. Returns it."""
-        directory.mkdir(parents=True, exist_ok=True)
-        tensors = {key: value.detach().cpu().contiguous() for key, value in self.state.items()}
-        (directory / WEIGHTS).write_bytes(save_tensors(tensors))
-        for name, value in (
-            (CONFIG, self.config.to_json()),
-            (VOCABULARY, self.vocabulary.to_json()),
-            (MANIFEST, self.manifest.to_json()),
-        ):
-            (directory / name).write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
-        return directory
+        return save_files(
+            directory,
+            self.state,
+            {
+                CONFIG: self.config.to_json(),
+                VOCABULARY: self.vocabulary.to_json(),
+                MANIFEST: self.manifest.to_json(),
+            },
+        )
 
     @staticmethod
     def load(directory: Path) -> Checkpoint:
@@ -202,7 +225,7 @@ class Checkpoint:
             ModelFormatError: a file is missing or damaged; another encoder version; config, manifest and weights
                 disagree. The message has both values.
         """
-        config_json = _read_json(directory, CONFIG)
+        config_json = read_json(directory, CONFIG)
         version = config_json.get("encoder_version")
         if version not in ENCODER_VERSIONS:
             raise ModelFormatError(
@@ -210,9 +233,10 @@ class Checkpoint:
                 next_command=_AGAIN,
             )
         config = TLPConfig.from_json(config_json)
-        manifest = Manifest.from_json(_read_json(directory, MANIFEST))
-        vocabulary = Vocabulary.from_json(_read_json(directory, VOCABULARY))
+        manifest = Manifest.from_json(read_json(directory, MANIFEST))
+        vocabulary = Vocabulary.from_json(read_json(directory, VOCABULARY))
         for what, found, expected in (
+            ("kind", manifest.kind, KIND),
             ("encoder version", manifest.encoder_version, config.encoder_version),
             ("heads", manifest.heads, config.heads),
             ("row width", config.width, _row_width(config)),
@@ -222,12 +246,9 @@ class Checkpoint:
                     f"the model in {directory} does not fit together: {what} is {found!r}, expected {expected!r}",
                     next_command=_AGAIN,
                 )
-        try:
-            state = load_tensors(_read(directory, WEIGHTS))
-        except SafetensorError as exc:
-            raise ModelFormatError(f"{directory / WEIGHTS} is damaged: {exc}", next_command=_AGAIN) from exc
-        _check_shapes(directory, config, state)
-        return Checkpoint(config, vocabulary, manifest, state)
+        with torch.device("meta"):
+            expected_state = MTLTLP(config).state_dict()
+        return Checkpoint(config, vocabulary, manifest, load_state(directory, expected_state))
 
 
 def _row_width(config: TLPConfig) -> int:
@@ -237,6 +258,16 @@ def _row_width(config: TLPConfig) -> int:
         return make_encoder(Vocabulary(), config.encoder_version, length=config.length, width=width).width
     except InvalidInputError as exc:
         raise ModelFormatError(f"config.json: {exc.message}", next_command=_AGAIN) from exc
+
+
+def save_files(directory: Path, state: Mapping[str, Tensor], documents: Mapping[str, Any]) -> Path:
+    """Write weights and JSON files of a checkpoint; the directory is made. Returns it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors = {key: value.detach().cpu().contiguous() for key, value in state.items()}
+    (directory / WEIGHTS).write_bytes(save_tensors(tensors))
+    for name, value in documents.items():
+        (directory / name).write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
+    return directory
 
 
 def _read(directory: Path, name: str) -> bytes:
@@ -249,7 +280,8 @@ def _read(directory: Path, name: str) -> bytes:
         ) from exc
 
 
-def _read_json(directory: Path, name: str) -> dict[str, Any]:
+def read_json(directory: Path, name: str) -> dict[str, Any]:
+    """One of a checkpoint's JSON files. Raises ModelFormatError: it is missing, or no JSON object."""
     try:
         value = json.loads(_read(directory, name))
     except ValueError as exc:
@@ -259,9 +291,17 @@ def _read_json(directory: Path, name: str) -> dict[str, Any]:
     return value
 
 
-def _check_shapes(directory: Path, config: TLPConfig, state: Mapping[str, Tensor]) -> None:
-    with torch.device("meta"):
-        expected = {key: tuple(value.shape) for key, value in MTLTLP(config).state_dict().items()}
+def load_state(directory: Path, expected_state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of a checkpoint, as a network's state that only shapes matter of says.
+
+    Raises:
+        ModelFormatError: they are missing or damaged, of other names or shapes, or not finite.
+    """
+    try:
+        state: dict[str, Tensor] = load_tensors(_read(directory, WEIGHTS))
+    except SafetensorError as exc:
+        raise ModelFormatError(f"{directory / WEIGHTS} is damaged: {exc}", next_command=_AGAIN) from exc
+    expected = {key: tuple(value.shape) for key, value in expected_state.items()}
     found = {key: tuple(value.shape) for key, value in state.items()}
     wrong = sorted(key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key))
     if wrong:
@@ -274,3 +314,4 @@ def _check_shapes(directory: Path, config: TLPConfig, state: Mapping[str, Tensor
     bad = sorted(key for key, value in state.items() if not bool(torch.isfinite(value).all()))
     if bad:
         raise ModelFormatError(f"the weights in {directory} are not finite: {', '.join(bad[:3])}", next_command=_AGAIN)
+    return state

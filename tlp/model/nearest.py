@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tlp.errors import InvalidInputError
-from tlp.model.checkpoint import Checkpoint
+from tlp.model.checkpoint import Model
 
 MIN_SHARED = 5  # programs of a workload that two devices must have in common for a rank correlation to say anything
 
@@ -112,7 +112,7 @@ def _ranks(values: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
 
 
 def nearest_head(
-    checkpoint: Checkpoint,
+    checkpoint: Model,
     device: str,
     target: Mapping[str, Any] | None,
     family: str | None,

@@ -5,6 +5,10 @@
 
     cache/per-store/KEY/WORKLOAD/PART.npz     KEY: hash of TVM release, extractor settings and target
 
+A program is described as it is compiled, or as its trace states it (`postprocessed=False`). The latter is the same for
+every target of a kind, as post-processors are what looks at the rest of the target: such features are kept once for
+all CPUs.
+
 A part holds some programs of a workload: `ids` `(n,)`, `offsets` `(n+1,)` and `rows` `(offsets[-1], WIDTH)` float32;
 a program without rows is one that TVM rejects. Parts are only added, each under its final name at once, so a process
 may be killed at any moment and several may extract side by side. A part that cannot be read is extracted again.
@@ -19,18 +23,15 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from storage import MeasurementStore, Program, Sketch, Workload, canonical_json, stable_id
 from tlp.errors import InvalidInputError
-from tlp.language.sketch import LANGUAGE
+from tlp.language.sketch import LANGUAGE, to_trace
 from tlp.report.progress import say, track
-
-if TYPE_CHECKING:
-    from tlp.programs.space import Candidate
 
 WIDTH: Final = 172
 """Numbers per store with the workload's own features; the first `PLAIN_WIDTH` are those without them."""
@@ -54,14 +55,20 @@ class PerStoreFeatures:
         store: holds the programs' workloads.
         target: TVM target as a dict; the same program may be built otherwise for another.
         folder: of the cache of all targets, `Settings.cache_dir / "per-store"`.
+        postprocessed: of the program that is compiled; False: as its trace states it, post-processors not run.
     """
 
-    def __init__(self, store: MeasurementStore, target: Mapping[str, Any], folder: Path) -> None:
+    def __init__(
+        self, store: MeasurementStore, target: Mapping[str, Any], folder: Path, *, postprocessed: bool = True
+    ) -> None:
         import tvm
 
         settings = {"extractor": "PerStoreFeature", "width": WIDTH, "tvm": str(tvm.__version__), "target": dict(target)}
+        if not postprocessed:
+            settings |= {"target": {"kind": str(target["kind"])}, "postprocessed": False}
         self._store = store
         self._target = dict(target)
+        self._postprocessed = postprocessed
         self._folder = folder / stable_id(canonical_json(settings))
 
     def get(self, programs: Programs, *, label: str = "features") -> list[Rows]:
@@ -115,7 +122,8 @@ class PerStoreFeatures:
             for workload_id, programs in missing.items():
                 made: dict[str, Rows] = {}
                 try:
-                    for program_id, rows in _extracted(workloads[workload_id], self._target, programs):
+                    replay = _replayer(workloads[workload_id], self._target, self._postprocessed)
+                    for program_id, rows in _extracted(replay, programs):
                         made[program_id] = rows
                         if len(made) % FLUSH_PROGRAMS == 0:
                             self._write(workload_id, made)
@@ -161,24 +169,22 @@ def _load(path: Path) -> dict[str, Rows]:
 
 
 def _extracted(
-    workload: Workload, target: Mapping[str, Any], programs: Mapping[str, tuple[Sketch, Sequence[int]]]
+    replay: Callable[[Programs], list[Rows]], programs: Mapping[str, tuple[Sketch, Sequence[int]]]
 ) -> Iterable[tuple[str, Rows]]:
     """Features of programs of one workload, in order; no rows for what TVM cannot replay."""
-    replay = _replayer(workload, target)
     items = list(programs.items())
     for start in range(0, len(items), _EXTRACT):
         part = items[start : start + _EXTRACT]
         yield from zip((program_id for program_id, _ in part), replay([p for _, p in part]), strict=True)
 
 
-def _replayer(workload: Workload, target: Mapping[str, Any]) -> Callable[[Programs], list[Rows]]:
+def _replayer(workload: Workload, target: Mapping[str, Any], postprocessed: bool) -> Callable[[Programs], list[Rows]]:
     """A function from programs of the workload to their features."""
     from tlp.programs._tvm import make_tune_context
-    from tlp.programs.space import DesignSpace
 
     try:
-        space = DesignSpace(workload, target)
-        context = make_tune_context(space.module, target)
+        module, build = _builder(workload, target, postprocessed)
+        context = make_tune_context(module, target)
     except InvalidInputError:  # a module of an old TVM
         return lambda programs: [_NO_ROWS for _ in programs]
     from tvm.s_tir.meta_schedule import MeasureCandidate
@@ -186,23 +192,59 @@ def _replayer(workload: Workload, target: Mapping[str, Any]) -> Callable[[Progra
 
     extractor = PerStoreFeature(extract_workload=True)
 
-    def extract(candidates: Sequence[Candidate]) -> list[Rows]:
-        features = extractor.extract_from(context, [MeasureCandidate(c.schedule, []) for c in candidates])
+    def extract(schedules: Sequence[Any]) -> list[Rows]:
+        features = extractor.extract_from(context, [MeasureCandidate(schedule, []) for schedule in schedules])
         return [rows.numpy().astype(np.float32) for rows in features]
 
-    def extract_one(candidate: Candidate) -> Rows:
+    def extract_one(schedule: Any) -> Rows:
         try:
-            return extract([candidate])[0]
+            return extract([schedule])[0]
         except _REFUSED:
             return _NO_ROWS
 
     def replay(programs: Programs) -> list[Rows]:
-        built = [space.build(s, d) if s.language == LANGUAGE else None for s, d in programs]
-        usable = [candidate for candidate in built if candidate is not None]
+        built = [build(s, d) if s.language == LANGUAGE else None for s, d in programs]
+        usable = [schedule for schedule in built if schedule is not None]
         try:
             features = iter(extract(usable))
         except _REFUSED:  # of one of them, TVM does not say which
-            features = iter([extract_one(candidate) for candidate in usable])
-        return [_NO_ROWS if candidate is None else next(features) for candidate in built]
+            features = iter([extract_one(schedule) for schedule in usable])
+        return [_NO_ROWS if schedule is None else next(features) for schedule in built]
 
     return replay
+
+
+def _builder(
+    workload: Workload, target: Mapping[str, Any], postprocessed: bool
+) -> tuple[Any, Callable[[Sketch, Sequence[int]], Any]]:
+    """The workload's module, and a function from a program to its `tvm.s_tir.Schedule`, None if TVM rejects it.
+
+    Raises InvalidInputError: TVM cannot read the module, or refuses the target.
+    """
+    from tlp.programs.space import DesignSpace
+    from tlp.programs.workloads import load_module
+
+    if postprocessed:
+        space = DesignSpace(workload, target)
+
+        def build(sketch: Sketch, decisions: Sequence[int]) -> Any:
+            candidate = space.build(sketch, decisions)
+            return None if candidate is None else candidate.schedule
+
+        return space.module, build
+
+    module = load_module(workload)
+
+    def state(sketch: Sketch, decisions: Sequence[int]) -> Any:
+        from tvm.s_tir import Schedule
+        from tvm.s_tir.schedule import Trace
+
+        trace = to_trace(sketch, decisions)
+        schedule = Schedule(module, seed=1, debug_mask="none", error_render_level="none")
+        try:
+            Trace.apply_json_to_schedule(trace, schedule)
+        except _REFUSED:
+            return None
+        return schedule
+
+    return module, state

@@ -227,9 +227,9 @@ class TrainingRun:
             _parameter_groups(network, options), weight_decay=options.weight_decay, fused=True
         )
         groups = dataset.groups[dataset.training_groups]
-        steps = options.epochs * math.ceil(_list_count(groups) / options.batch_lists)
+        steps = options.epochs * math.ceil(list_count(groups) / options.batch_lists)
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
-            self._optimiser, lambda step: _rate(step, steps) if options.falling_rate else 1.0
+            self._optimiser, lambda step: rate_at(step, steps) if options.falling_rate else 1.0
         )
         self._options = options
         threads = options.threads or torch.get_num_threads()
@@ -312,13 +312,14 @@ def _parameter_groups(network: MTLTLP, options: TrainOptions) -> list[dict[str, 
     return [{"params": trunk, "lr": rate * options.trunk_rate}, {"params": heads, "lr": rate}]
 
 
-def _rate(step: int, steps: int) -> float:
+def rate_at(step: int, steps: int) -> float:
     """Factor of the learning rate at a step: linear warm-up, then a cosine to 0."""
     warm = max(1, int(WARMUP * steps))
     return min(1.0, (step + 1) / warm) * 0.5 * (1.0 + math.cos(math.pi * min(step / max(steps, 1), 1.0)))
 
 
-def _list_count(groups: IntArray) -> int:
+def list_count(groups: IntArray) -> int:
+    """Lists that `deal_batches` makes of an epoch."""
     sizes = groups[:, 1] - groups[:, 0]
     return int(np.ceil(sizes / MAX_LIST).sum())
 
@@ -358,22 +359,23 @@ class _Source:
         programs = np.concatenate(lists)  # (B,)
         scores = network(self.encoded(programs))  # (B, H)
         labels = self.labels[torch.from_numpy(programs).to(self.device)]
-        wanted = self._padded(labels, lists, math.nan, mix)
-        return self._padded(scores, lists, 0.0, mix), wanted.nan_to_num(0.0), ~wanted.isnan()
+        wanted = padded_lists(labels, lists, math.nan, mix)
+        return padded_lists(scores, lists, 0.0, mix), wanted.nan_to_num(0.0), ~wanted.isnan()
 
     def taught(self, lists: list[IntArray], *, mix: bool = False) -> tuple[Tensor, Tensor]:
         """The teacher's scores of some lists in the form of `lists`, `(R, N)`, and the spread of each row, `(R,)`."""
         assert self.teacher is not None and self.spread is not None
         rows = self.teacher[torch.from_numpy(np.concatenate(lists)).to(self.device)]
-        padded = self._padded(rows, lists, math.nan, mix)
+        padded = padded_lists(rows, lists, math.nan, mix)
         return padded, self.spread.repeat(len(padded) // len(self.spread))
 
-    def _padded(self, values: Tensor, lists: list[IntArray], empty: float, mix: bool) -> Tensor:
-        """`(B, H)` of programs in lists as one row per list and head, heads fastest; mixed: one row per head."""
-        N, H = max(map(len, lists)), values.shape[1]
-        place = np.concatenate([i * N + np.arange(len(members)) for i, members in enumerate(lists)])
-        flat = torch.full((len(lists) * N, H), empty, device=self.device, dtype=values.dtype)
-        flat = flat.index_copy(0, torch.from_numpy(place).to(self.device), values)
-        if mix:
-            return flat.t()  # (H, G·N)
-        return flat.view(len(lists), N, H).transpose(1, 2).reshape(-1, N)  # (G·H, N)
+
+def padded_lists(values: Tensor, lists: list[IntArray], empty: float, mix: bool = False) -> Tensor:
+    """`(B, H)` of programs in lists as one row per list and head, heads fastest; mixed: one row per head."""
+    N, H = max(map(len, lists)), values.shape[1]
+    place = np.concatenate([i * N + np.arange(len(members)) for i, members in enumerate(lists)])
+    flat = torch.full((len(lists) * N, H), empty, device=values.device, dtype=values.dtype)
+    flat = flat.index_copy(0, torch.from_numpy(place).to(values.device), values)
+    if mix:
+        return flat.t()  # (H, G·N)
+    return flat.view(len(lists), N, H).transpose(1, 2).reshape(-1, N)  # (G·H, N)

@@ -109,7 +109,7 @@ def test_large_groups_are_dealt_into_lists_and_seen_once() -> None:
     lists = [members for batch in trainer.deal_batches(groups, 2, order) for members in batch]
     assert sorted(np.concatenate(lists).tolist()) == list(range(156))
     assert max(map(len, lists)) <= trainer.MAX_LIST
-    assert len(lists) == trainer._list_count(groups) == 5
+    assert len(lists) == trainer.list_count(groups) == 5
     for members in lists:
         assert sum(members.min() >= start and members.max() < stop for start, stop in groups) == 1
 

@@ -1,0 +1,240 @@
+"""Training Felix's cost model: the snapshot, labels and split of MTL-TLP, other features, a network of its own.
+
+All devices of a data set together: one trunk, a head each. The loss is LambdaRank within a workload, as MTL-TLP's.
+Always from scratch: a training takes minutes, and what it costs is the features (`tlp.felix.stores`), which are kept.
+Same data set, seed and number of threads → the same weights.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tlp.errors import InvalidInputError
+from tlp.felix.checkpoint import FelixCheckpoint
+from tlp.felix.config import FEATURE_VERSION, KIND, FelixConfig
+from tlp.felix.network import FelixNetwork
+from tlp.felix.stores import StoreReader, Stores
+from tlp.model.checkpoint import Manifest
+from tlp.model.losses import LOSSES
+from tlp.report.progress import say
+from tlp.settings import Settings
+from tlp.training.dataset import Dataset
+from tlp.training.trainer import (
+    MAX_WATCHED,
+    EpochReport,
+    IntArray,
+    OnEpoch,
+    TrainOptions,
+    deal_batches,
+    list_count,
+    padded_lists,
+    rate_at,
+    set_threads,
+)
+
+SCRATCH = "scratch"
+"""The strategy that a manifest names."""
+_CALIBRATION = 1 << 17  # stores that the features' ranges are made from
+
+
+def options_of(settings: Settings) -> TrainOptions:
+    """Felix's own options, with the settings' seed and threads."""
+    return replace(FELIX_OPTIONS, seed=settings.seed, threads=settings.torch_threads)
+
+
+FELIX_OPTIONS = TrainOptions(epochs=64, batch_lists=8, learning_rate=1e-3, weight_decay=1e-1)
+FELIX_CONFIG = FelixConfig(())
+
+
+@dataclass(frozen=True)
+class FelixData:
+    """A data set with the stores of its programs.
+
+    Attributes:
+        dataset: of programs that TVM can replay only, otherwise as MTL-TLP has it; labels stay relative to the
+            fastest program measured.
+        stores: of its P programs.
+        left_out: programs that TVM cannot replay.
+    """
+
+    dataset: Dataset
+    stores: Stores
+    left_out: int
+
+
+def read_stores(dataset: Dataset, reader: StoreReader) -> FelixData:
+    """The features of a data set in one pass, with progress on stderr; what cannot be replayed is left out.
+
+    Raises:
+        InvalidInputError: nothing is left to rank.
+        NotFoundError, OSError: see `StoreReader.read`.
+    """
+    sketches = [dataset.sketches[i] for i in dataset.sketch_of]
+    programs = [
+        (sketch, tuple(row[: sketch.decision_width].tolist()))
+        for sketch, row in zip(sketches, dataset.decisions, strict=True)
+    ]
+    stores = reader.read(programs)
+    known = stores.known
+    lost = int((~known).sum())
+    if lost:
+        say(f"felix: {lost} of {len(known)} programs are left out, TVM cannot replay them")
+    return FelixData(_kept(dataset, known), stores.take(np.flatnonzero(known)), lost)
+
+
+def _kept(dataset: Dataset, known: np.ndarray) -> Dataset:
+    """The data set without some programs; groups of which none is left go."""
+    counts = np.add.reduceat(known, dataset.groups[:, 0]).astype(np.int64)
+    used = np.flatnonzero(counts)
+    if counts.max(initial=0) < 2:
+        raise InvalidInputError("there is nothing to rank: TVM can replay no two programs of any workload")
+    stops = np.cumsum(counts[used])
+    number = {int(old): new for new, old in enumerate(used)}
+    return replace(
+        dataset,
+        sketch_of=dataset.sketch_of[known],
+        decisions=dataset.decisions[known],
+        labels=dataset.labels[known],
+        groups=np.stack([stops - counts[used], stops], axis=1),
+        workload_ids=tuple(dataset.workload_ids[i] for i in used),
+        validation=tuple(number[i] for i in dataset.validation if i in number),
+        best_latency_s=None if dataset.best_latency_s is None else dataset.best_latency_s[used],
+    )
+
+
+def train_felix(
+    data: FelixData,
+    options: TrainOptions = FELIX_OPTIONS,
+    *,
+    config: FelixConfig = FELIX_CONFIG,
+    on_epoch: OnEpoch | None = None,
+) -> FelixCheckpoint:
+    """Train a model with a head per device of the data set.
+
+    Args:
+        data: what to learn.
+        options: `epochs`, `batch_lists`, `learning_rate`, `weight_decay`, `loss`, `seed`, `threads`, `clip`.
+        config: sizes; its heads do not count.
+        on_epoch: called after each pass.
+
+    Raises:
+        InvalidInputError: the training diverged.
+    """
+    set_threads(options.threads)
+    torch.manual_seed(options.seed)
+    dataset = data.dataset
+    network = FelixNetwork(config.with_heads(dataset.device_names))
+    trained = np.concatenate([np.arange(a, b) for a, b in dataset.groups[dataset.training_groups]])
+    rows = data.stores.take(trained).rows
+    network.calibrate(torch.from_numpy(rows[:: math.ceil(len(rows) / _CALIBRATION)]))
+    reports = _fit(network, data, options, on_epoch)
+    return FelixCheckpoint(
+        config=network.config,
+        manifest=_manifest(data, options, network, reports),
+        state={key: value.detach().clone() for key, value in network.state_dict().items()},
+    )
+
+
+def _fit(network: FelixNetwork, data: FelixData, options: TrainOptions, on_epoch: OnEpoch | None) -> list[EpochReport]:
+    dataset = data.dataset
+    groups = dataset.groups[dataset.training_groups]
+    labels = torch.from_numpy(dataset.labels)
+    loss_of = LOSSES[options.loss]
+    optimiser = torch.optim.AdamW(
+        network.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay, fused=True
+    )
+    steps = options.epochs * math.ceil(list_count(groups) / options.batch_lists)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: rate_at(step, steps))
+    order = np.random.default_rng(options.seed)
+    started = time.monotonic()
+    reports: list[EpochReport] = []
+    for epoch in range(1, options.epochs + 1):
+        network.train()
+        losses: list[Tensor] = []
+        for lists in deal_batches(groups, options.batch_lists, order):
+            programs = np.concatenate(lists)
+            scores = _scores(network, data.stores, programs)
+            wanted = padded_lists(labels[torch.from_numpy(programs)], lists, math.nan)
+            loss = loss_of(padded_lists(scores, lists, 0.0), wanted.nan_to_num(0.0), ~wanted.isnan())
+            optimiser.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(network.parameters(), options.clip)
+            optimiser.step()
+            schedule.step()
+            losses.append(loss.detach())
+        mean = float(torch.stack(losses).double().mean())
+        network.eval()
+        reports.append(EpochReport(epoch, options.epochs, mean, _validate(network, data), time.monotonic() - started))
+        if on_epoch is not None:
+            on_epoch(reports[-1])
+        if not math.isfinite(mean):
+            raise InvalidInputError(f"the training diverged: the loss of epoch {epoch} is {mean}")
+    if not all(bool(torch.isfinite(value).all()) for value in network.state_dict().values()):
+        raise InvalidInputError("the training diverged: the last step left weights that are not finite")
+    return reports
+
+
+def _scores(network: FelixNetwork, stores: Stores, programs: IntArray) -> Tensor:
+    """`(B, H)`."""
+    part = stores.take(programs)
+    return network.ragged(torch.from_numpy(part.rows), torch.from_numpy(part.program()), len(programs))
+
+
+def _validate(network: FelixNetwork, data: FelixData) -> float:
+    """Mean over (device, watched workload) of the label of the top-ranked program; NaN if none is watched."""
+    tops: list[float] = []
+    for group in data.dataset.validation:
+        start, stop = data.dataset.groups[group]
+        programs = np.arange(start, min(stop, start + MAX_WATCHED))
+        with torch.inference_mode():
+            scores = _scores(network, data.stores, programs).numpy()
+        labels = data.dataset.labels[programs]
+        for head in range(labels.shape[1]):
+            measured = np.flatnonzero(~np.isnan(labels[:, head]))
+            if len(measured) > 1:
+                tops.append(float(labels[measured[scores[measured, head].argmax()], head]))
+    return float(np.mean(tops)) if tops else math.nan
+
+
+def _manifest(
+    data: FelixData, options: TrainOptions, network: FelixNetwork, reports: Sequence[EpochReport]
+) -> Manifest:
+    dataset, last = data.dataset, reports[-1]
+    families = sorted({device.family for device in dataset.devices})
+    if len(families) > 1:
+        raise InvalidInputError(f"devices of {', '.join(families)} cannot share a model: one family each")
+    metrics = {
+        "train_loss": last.loss,
+        "seconds": last.seconds,
+        "programs": float(len(dataset.decisions)),
+        "left_out": float(data.left_out),
+        "labels": float((~np.isnan(dataset.labels)).sum()),
+        "duplicates": float(dataset.duplicates),
+        "parameters": float(sum(p.numel() for p in network.parameters())),
+    }
+    curves: dict[str, list[float]] = {"train_loss": [r.loss for r in reports]}
+    if not math.isnan(last.validation_top1):
+        metrics["validation_top1"] = last.validation_top1
+        curves["validation_top1"] = [r.validation_top1 for r in reports]
+    return Manifest(
+        family=families[0],
+        encoder_version=FEATURE_VERSION,
+        heads=dataset.device_names,
+        targets={device.name: dict(device.target) for device in dataset.devices},
+        samples=dict(dataset.samples),
+        watermark=dataset.watermark,
+        holdout=dataset.holdout.networks,
+        strategy=SCRATCH,
+        parent=None,
+        seeds=(options.seed,),
+        metrics=metrics,
+        curves=curves,
+        kind=KIND,
+    )
