@@ -69,11 +69,23 @@ def tasks(names: Sequence[str], count: int) -> Iterator[tuple[str, Any, Any]]:
                 yield name, task, by_id[task.workload_id]
 
 
-def run(case: str, workload: Any, target: Mapping[str, Any], scorer: Any, trials: int, seed: int) -> Row:
-    """Tune one task; the curve has a point for every program that was faster than all before."""
+def run(
+    case: str,
+    workload: Any,
+    target: Mapping[str, Any],
+    model: Any,
+    trials: int,
+    seed: int,
+    search: str = "evolutionary",
+) -> Row:
+    """Tune one task; the curve has a point for every program that was faster than all before.
+
+    Args:
+        case: names the settings that differ.
+        model: a `CostModelProvider`.
+    """
     from storage import Device, DeviceState, MemoryStore, Network, NetworkTask
     from tlp.measure.local import LocalRunner
-    from tlp.search.providers import CostModelProvider, FixedScorerProvider, RandomProvider, XGBProvider
     from tlp.search.tuning import tune
     from tlp.settings import Settings
 
@@ -86,8 +98,6 @@ def run(case: str, workload: Any, target: Mapping[str, Any], scorer: Any, trials
     store.add_network(
         Network("task", True, "bench", datetime.now(UTC), (NetworkTask(workload.workload_id, "task", 1),)), [workload]
     )
-    models: dict[str, Callable[[], CostModelProvider]] = {"stock": XGBProvider, "random": RandomProvider}
-    model = models[case]() if case in models else FixedScorerProvider(scorer, "version")
     curve: list[tuple[int, float, float]] = []
     began = time.perf_counter()
 
@@ -106,7 +116,7 @@ def run(case: str, workload: Any, target: Mapping[str, Any], scorer: Any, trials
             model=model,
             runner=runner,
             trials=trials,
-            search={"stock": "tvm", "tvm": "tvm", "random": "random"}.get(case, "evolutionary"),
+            search=search,
             frozen=case == "frozen",
             on_progress=note,
         )
@@ -130,8 +140,10 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     from tlp.model.inference import Precision
     from tlp.model.predictor import Predictor
     from tlp.programs.targets import detect_local_target
+    from tlp.search.providers import CostModelProvider, FixedScorerProvider, RandomProvider, XGBProvider
     from tlp.search.scoring import DeviceScorer
 
+    models: dict[str, Callable[[], CostModelProvider]] = {"stock": XGBProvider, "random": RandomProvider}
     torch.set_num_threads(1)
     checkpoint = Checkpoint.load(args.checkpoint)
     exact = Predictor(checkpoint, args.head)
@@ -141,7 +153,9 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     for seed in range(args.seed, args.seed + args.seeds):
         for network, task, workload in chosen:
             for case in args.cases.split(","):
-                found = run(case, workload, target, scorer, args.trials, seed)
+                model = models[case]() if case in models else FixedScorerProvider(scorer, "version")
+                search = {"stock": "tvm", "tvm": "tvm", "random": "random"}.get(case, "evolutionary")
+                found = run(case, workload, target, model, args.trials, seed, search)
                 row = {"network": network, "task": task.task, "weight": task.weight, "seed": seed, "case": case}
                 yield row | found | {"load": os.getloadavg()[0]}
 
@@ -249,8 +263,14 @@ def _print_curves(whole: Mapping[Any, Mapping[str, Row]], cases: Sequence[str], 
         console.print(table)
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
-    """Both curves in one picture."""
+def told(row: Row) -> str:
+    """A run in one line."""
+    best = f"{row['final_s'] * 1e3:.3f} ms" if row["final_s"] else "nothing ran"
+    return f"{row['network']} {row['task']} seed {row['seed']} {row['case']}: {best} in {row['seconds']:.0f} s"
+
+
+def draw(rows: Sequence[Row], path: Path, wanted: Sequence[str] = CASES) -> None:
+    """Both curves of some cases in one picture."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -259,9 +279,9 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     runs: dict[Any, dict[str, Row]] = defaultdict(dict)
     for row in rows:
         runs[row["network"], row["task"], row["seed"]][row["case"]] = row
-    cases = [case for case in CASES if any(case in found for found in runs.values())]
+    cases = [case for case in wanted if any(case in found for found in runs.values())]
     whole = {key: found for key, found in runs.items() if all(case in found for case in cases if case != PARTIAL)}
-    most_s = max(row["seconds"] for row in rows if row["case"] in ("adaptive", "stock"))
+    most_s = max(row["seconds"] for row in rows if row["case"] != PARTIAL)
     figure, axes = plt.subplots(1, 2, figsize=(11, 4), sharey=True)
     for axis, column, name, limits in (
         (axes[0], 0, "programs measured", [float(i) for i in range(1, 65)]),
@@ -301,12 +321,7 @@ def main() -> None:
         rows = []
         for row in measure(args):
             rows.append(row)
-            best = f"{row['final_s'] * 1e3:.3f} ms" if row["final_s"] else "nothing ran"
-            print(
-                f"{row['network']} {row['task']} seed {row['seed']} {row['case']}: {best} in {row['seconds']:.0f} s",
-                file=sys.stderr,
-                flush=True,
-            )
+            print(told(row), file=sys.stderr, flush=True)
             if args.out:
                 with args.out.open("a") as file:
                     file.write(json.dumps(row) + "\n")

@@ -1,7 +1,7 @@
 """Per-store features as formulas in the tile factors, differentiable almost everywhere.
 
 Every function of `PerStoreFeature` for which there is a column in `tlp.felix.columns`, over tensors instead of one
-program's integers, after `per_store_feature.cc`; what Felix changes (paper §4.3) only where that says "if" or "first":
+program's integers, after `per_store_feature.cc`; what Felix changes only where that says "if" or "first":
 
     a < b             σ(k·(ln b − ln a)),  σ(z) = z / (2·√(z² + 1)) + ½
     a = b             1 / √((k·(ln a − ln b))² + 1)
@@ -9,19 +9,20 @@ program's integers, after `per_store_feature.cc`; what Felix changes (paper §4.
                       already a logarithm, is the weighted sum
     min, max          as they are (subgradient)
 
-`SHARPNESS` is k. With `smooth=False` conditions are 0 or 1, and at integer points the features equal TVM's of the module as
-the trace states it (to 1e-4; tested).
-A loop of one iteration is no loop to TVM; here it is one whose weight is 0.
+`SHARPNESS` is k. With `smooth=False` conditions are 0 or 1, and at integer points the features equal TVM's of the same
+module, the one that the trace states (to 1e-4; tested). A loop of one iteration is no loop to TVM; here it is one whose
+weight is 0.
 
-Notation as in `tlp.felix.symbolic`: N programs, S stores, B buffers of a store, D dimensions, L loops outermost first.
+Notation as in `tlp.felix.symbolic`: N programs, S stores, B buffers of a store, D dimensions, L loops outermost first;
+C cells, whose programs are evaluated together: what is known of each cell is padded to the largest.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Final
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Final
 
 import numpy as np
 import torch
@@ -43,23 +44,38 @@ def slog(x: Tensor) -> Tensor:
 
 
 class Features:
-    """The features of one symbolic program.
+    """The features of programs of some cells.
 
     Args:
-        program: of a sketch with its locations held fixed.
+        programs: one symbolic program per cell.
         is_gpu: the target's keys have `gpu`.
     """
 
-    def __init__(self, program: SymbolicProgram, *, is_gpu: bool = False) -> None:
-        self.program = program
-        self.is_gpu = is_gpu
-        stores = program.skeleton.stores
-        self._facts = _Facts(program)
-        last = {store.buffer: i for i, store in enumerate(stores)}  # TVM keeps the last store of a buffer
-        self.stores = sorted(last.values())
-        """Which stores are described, in order; S' of them."""
+    def __init__(self, programs: Sequence[SymbolicProgram], *, is_gpu: bool = False) -> None:
+        self._is_gpu = is_gpu
+        self._facts = _Facts.stacked([_Facts.of(program) for program in programs])
+        self._bound = bool(self._facts.bound.any())
+        self.width = self._facts.exponents.shape[2]
+        """P."""
 
-    def __call__(self, logs: Tensor, unroll: Tensor, *, smooth: bool = False) -> Tensor:
+    def of(self, cells: Tensor) -> FeaturesOf:
+        """The features of programs of these cells, `(N,)` indices, in this order: to be evaluated many times."""
+        return FeaturesOf(self._facts.select(cells), self._bound, self._is_gpu)
+
+    def __call__(self, logs: Tensor, unroll: Tensor, cells: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """As `FeaturesOf`, not smoothed; `cells` `(N,)`, None: all of the first."""
+        return self.of(torch.zeros(len(logs), dtype=torch.int64) if cells is None else cells)(logs, unroll)
+
+
+@dataclass(frozen=True, eq=False)
+class FeaturesOf:
+    """Features of N programs of given cells; `Features.of` makes it."""
+
+    facts: _Facts
+    any_bound: bool
+    is_gpu: bool
+
+    def __call__(self, logs: Tensor, unroll: Tensor, *, smooth: bool = False) -> tuple[Tensor, Tensor]:
         """Features of programs.
 
         Args:
@@ -68,106 +84,187 @@ class Features:
             smooth: conditions as smooth functions, for descent.
 
         Returns:
-            `(N, S', F)` float64, columns as `tlp.felix.columns.NAMES`.
+            `(N, S, F)` float64, columns as `tlp.felix.columns.NAMES`, and `(N, S)`: the stores that are described.
         """
-        found = _Evaluation(self.program, self._facts, self.program.numbers(logs), smooth).features(self.is_gpu)
-        found = torch.cat([found, unroll[:, None, None].expand(-1, found.shape[1], 1).to(found.dtype)], dim=2)
-        return found[:, self.stores]
+        monomials = torch.exp(torch.einsum("nmp,np->nm", self.facts.exponents, logs))
+        values = torch.einsum("nkm,nm->nk", self.facts.weights, monomials)
+        found = _Evaluation(self.facts, values, smooth, self.any_bound).features(self.is_gpu)
+        unrolled = unroll[:, None, None].expand(-1, found.shape[1], 1).to(found.dtype)
+        return torch.cat([found, unrolled], dim=2), self.facts.described
 
 
+@dataclass(frozen=True)
 class _Facts:
-    """What does not depend on factors, as tensors."""
+    """What does not depend on factors, of one cell, of several (C in front) or of each program (N in front).
 
-    def __init__(self, program: SymbolicProgram) -> None:
+    Attributes:
+        exponents, weights: `(m, P)`, `(n, m)`, see `SymbolicProgram`.
+        extents: `(S, L)`, coefficients, parts: `(S, B, D, L)`, shapes, spreads: `(S, B, D)`: formulas.
+        described: `(S,)` TVM keeps the last store of a buffer.
+        is_loop, bound: `(S, L)` there is such a loop; it is bound to a thread.
+        member: `(S, B, L)` the loop is in an index into the buffer.
+        dim: `(S, B, L)` the last dimension with the loop.
+        is_buffer, num_bytes: `(S, B)`.
+        is_dim: `(S, B, D)`.
+        access: `(S, B, 3)` read, written, both.
+        operations: `(S, O)` per iteration.
+        work: `(S,)` all operations on floats per iteration.
+        written: `(S,)` which buffer is the store's own.
+        outside: `(S, L)` the loop is outside the allocation of the store's buffer.
+        first: `(S, 7, L)` the first loop bound to each kind of thread.
+        shared: `(S, S, L)` an earlier store, or the store itself, is in the same loop.
+        touches: `(S, B, L)` accesses of the buffer in the loop so far.
+        also: `(S, B, S)` which of an earlier store's buffers is the same one; the store's own if none is.
+    """
+
+    exponents: Tensor
+    weights: Tensor
+    extents: Tensor
+    coefficients: Tensor
+    parts: Tensor
+    shapes: Tensor
+    spreads: Tensor
+    described: Tensor
+    is_loop: Tensor
+    bound: Tensor
+    member: Tensor
+    dim: Tensor
+    is_buffer: Tensor
+    num_bytes: Tensor
+    is_dim: Tensor
+    access: Tensor
+    operations: Tensor
+    work: Tensor
+    written: Tensor
+    outside: Tensor
+    first: Tensor
+    shared: Tensor
+    touches: Tensor
+    also: Tensor
+
+    def select(self, cells: Tensor) -> _Facts:
+        """Of each program its cell's."""
+        return _Facts(**{field.name: getattr(self, field.name)[cells] for field in fields(self)})
+
+    @staticmethod
+    def stacked(cells: Sequence[_Facts]) -> _Facts:
+        """Several cells', padded: formula 0 is 0 and formula 1 is 1 in all of them."""
+        found = {}
+        for field in fields(_Facts):
+            parts = [getattr(cell, field.name) for cell in cells]
+            shape = [max(sizes) for sizes in zip(*(part.shape for part in parts), strict=True)]
+            fill = 1 if field.name in ("extents", "parts", "shapes") else 0
+            padded = [torch.full(shape, fill, dtype=part.dtype) for part in parts]
+            for whole, part in zip(padded, parts, strict=True):
+                whole[tuple(slice(size) for size in part.shape)] = part
+            found[field.name] = torch.stack(padded)
+        return _Facts(**found)
+
+    @staticmethod
+    def of(program: SymbolicProgram) -> _Facts:
+        """One cell's."""
         stores = program.skeleton.stores
         s, b, d, loops = program.coefficients.shape
-        self.member = torch.from_numpy((program.coefficients > 0).any(axis=2))  # (S, B, L): the loop is in an index
-        in_dim = program.coefficients > 0
-        last = d - 1 - in_dim[:, :, ::-1].argmax(axis=2)  # the rightmost dimension with the loop
-        self.dim = torch.from_numpy(np.where(in_dim.any(axis=2), last, 0))  # (S, B, L)
-        self.is_loop = torch.zeros(s, loops, dtype=torch.bool)
-        self.bound = torch.zeros(s, loops, dtype=torch.bool)
-        self.first = np.full((s, len(_TAGS)), -1)
-        self.access = torch.zeros(s, b, 3, dtype=torch.float64)
-        self.num_bytes = torch.zeros(s, b, dtype=torch.float64)
-        self.is_buffer = torch.zeros(s, b, dtype=torch.bool)
-        self.is_dim = torch.zeros(s, b, d, dtype=torch.bool)
-        self.operations = torch.tensor([store.operations for store in stores], dtype=torch.float64)
-        self.work = self.operations.sum(dim=1) + torch.tensor([float(store.others) for store in stores])
-        self.written = [next(i for i, a in enumerate(store.accesses) if a.buffer == store.buffer) for store in stores]
-        self.depth = [store.alloc_depth for store in stores]
-        shared = torch.zeros(s, s, loops, dtype=torch.float64)
+        uses = program.coefficients > 0
+        last = {store.buffer: i for i, store in enumerate(stores)}
+        rows = [np.zeros(shape) for shape in ((s, loops), (s, loops), (s, len(_TAGS), loops), (s, loops))]
+        is_loop, bound, first, outside = rows
+        access, num_bytes, is_dim = np.zeros((s, b, 3)), np.zeros((s, b)), np.zeros((s, b, d), np.bool_)
+        shared, touches = np.zeros((s, s, loops)), np.zeros((s, b, loops))
+        also = np.full((s, b, s), -1)
         for i, store in enumerate(stores):
-            self.is_loop[i, : len(store.loops)] = True
             tags = [program.skeleton.bindings[loop] for loop in store.loops]
-            self.bound[i, : len(tags)] = torch.tensor([bool(tag) for tag in tags], dtype=torch.bool)
+            is_loop[i, : len(tags)] = 1
+            outside[i, : store.alloc_depth] = 1
+            bound[i, : len(tags)] = [bool(tag) for tag in tags]
             for t, wanted in enumerate(_TAGS):
-                self.first[i, t] = next((at for at, tag in enumerate(tags) if tag.startswith(wanted)), -1)
-            for j, access in enumerate(store.accesses):
-                self.access[i, j, access.access] = 1.0
-                self.num_bytes[i, j] = access.num_bytes
-                self.is_buffer[i, j] = True
-                self.is_dim[i, j, : access.dims] = True
-            for j in range(i + 1):
-                same = [a == c for a, c in zip(store.loops, stores[j].loops, strict=False)]
-                shared[i, j, : same.index(False) if False in same else len(same)] = 1.0
-        self.shared = shared  # (S, S, L): an earlier store (or itself) is in the same loop
-        self.touches = torch.zeros(s, b, loops, dtype=torch.float64)  # accesses of the buffer in the loop so far
-        self.others: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        for i, store in enumerate(stores):
-            for j, access in enumerate(store.accesses):
+                for at in [at for at, tag in enumerate(tags) if tag.startswith(wanted)][:1]:
+                    first[i, t, at] = 1
+            for k in range(i + 1):
+                same = [x == y for x, y in zip(store.loops, stores[k].loops, strict=False)]
+                shared[i, k, : same.index(False) if False in same else len(same)] = 1
+            for j, one in enumerate(store.accesses):
+                access[i, j, one.access], num_bytes[i, j], is_dim[i, j, : one.dims] = 1, one.num_bytes, True
                 for k in range(i + 1):
-                    same_buffer = [m for m, other in enumerate(stores[k].accesses) if other.buffer == access.buffer]
-                    if same_buffer and shared[i, k].any():
-                        self.touches[i, j] += shared[i, k]
-                        self.others.setdefault((i, j), []).append((k, same_buffer[0]))
-        self.others = {key: value for key, value in self.others.items() if len(value) > 1}
+                    for m in [m for m, other in enumerate(stores[k].accesses) if other.buffer == one.buffer]:
+                        touches[i, j] += shared[i, k]
+                        also[i, j, k] = m
+        operations = torch.tensor([store.operations for store in stores], dtype=torch.float64)
+        written = [next(m for m, a in enumerate(store.accesses) if a.buffer == store.buffer) for store in stores]
+        return _Facts(
+            exponents=program.exponents,
+            weights=program.weights,
+            extents=torch.from_numpy(program.extents),
+            coefficients=torch.from_numpy(program.coefficients),
+            parts=torch.from_numpy(program.parts),
+            shapes=torch.from_numpy(program.shapes),
+            spreads=torch.from_numpy(program.spreads),
+            described=torch.tensor([last[store.buffer] == i for i, store in enumerate(stores)]),
+            is_loop=torch.from_numpy(is_loop),
+            bound=torch.from_numpy(bound > 0),
+            member=torch.from_numpy(uses.any(axis=2)),
+            dim=torch.from_numpy(np.where(uses.any(axis=2), d - 1 - uses[:, :, ::-1].argmax(axis=2), 0)),
+            is_buffer=torch.from_numpy(num_bytes > 0),
+            num_bytes=torch.from_numpy(num_bytes),
+            is_dim=torch.from_numpy(is_dim),
+            access=torch.from_numpy(access),
+            operations=operations,
+            work=operations.sum(dim=1) + torch.tensor([float(store.others) for store in stores]),
+            written=torch.tensor(written),
+            outside=torch.from_numpy(outside),
+            first=torch.from_numpy(first),
+            shared=torch.from_numpy(shared),
+            touches=torch.from_numpy(touches),
+            also=torch.from_numpy(also),
+        )
 
-    @cached_property
-    def any_bound(self) -> bool:
-        """Whether a loop is bound to a thread."""
-        return bool(self.bound.any())
 
-
-@dataclass
 class _Evaluation:
-    """One evaluation; `values` `(N, n)` of the program's formulas."""
+    """One evaluation.
 
-    program: SymbolicProgram
-    facts: _Facts
-    values: Tensor
-    smooth: bool
+    Args:
+        facts: of each program.
+        values: `(N, n)` of its formulas.
+        smooth: see `FeaturesOf`.
+        any_bound: whether a loop is bound to a thread.
+    """
 
-    def __post_init__(self) -> None:
-        program, facts = self.program, self.facts
-        self.extents = self.values[:, program.extents]  # (N, S, L)
-        several = self._more_than_one(self.extents) * facts.is_loop
-        self.present = torch.where(facts.bound, torch.ones_like(several), several) if facts.any_bound else several
-        logs = torch.log(self.extents.clamp(min=1e-9))
-        self.log_extents = logs
-        self.log_inside = logs.flip(2).cumsum(2).flip(2) - logs  # iterations of the loops inside each
-        self.log_prod = logs.sum(dim=2)  # (N, S)
-        self.shapes = self.values[:, program.shapes]  # (N, S, B, D)
-        reach = self.values[:, program.coefficients] * (self.values[:, program.parts] - 1.0)  # (N, S, B, D, L)
-        spans = reach.flip(4).cumsum(4).flip(4) + (1.0 + self.values[:, program.spreads])[..., None]
-        self.spans = torch.where(facts.is_dim[..., None], spans, torch.ones_like(spans))
-        self.numel = self.spans.prod(dim=3) * facts.is_buffer[..., None]  # (N, S, B, L), touched in each loop
-        self.touched = torch.einsum("nsbl,sb->nsl", self.numel, facts.num_bytes)
+    def __init__(self, facts: _Facts, values: Tensor, smooth: bool, any_bound: bool) -> None:
+        self._facts = facts
+        self._values = values
+        self._smooth = smooth
+        self._any_bound = any_bound
+        self._extents = self._look_up(facts.extents)  # (N, S, L)
+        self._logs = torch.log(self._extents.clamp(min=1e-9))
+        self._several = self._step(self._logs - _ALMOST_ONE) * facts.is_loop
+        self._present = torch.where(facts.bound, torch.ones_like(self._several), self._several)
+        upto = _from_inside(self._logs)
+        self._log_inside = upto - self._logs  # iterations of the loops inside each
+        self._log_upto = upto  # and with it
+        self._log_prod = upto[..., 0]  # (N, S)
+        self._shapes = self._look_up(facts.shapes)  # (N, S, B, D)
+        self._coefficients = self._look_up(facts.coefficients)  # (N, S, B, D, L)
+        reach = _from_inside(self._coefficients * (self._look_up(facts.parts) - 1.0))
+        spans = reach + (1.0 + self._look_up(facts.spreads))[..., None]
+        self._spans = torch.where(facts.is_dim[..., None], spans, torch.ones_like(spans))
+        self._numel = self._spans.prod(dim=3) * facts.is_buffer[..., None]  # (N, S, B, L), touched in each loop
+        self._touched = (self._numel * facts.num_bytes[..., None]).sum(dim=2)  # (N, S, L) bytes
+
+    def _look_up(self, formulas: Tensor) -> Tensor:
+        """`(N, …)` formulas → their values."""
+        return self._values.gather(1, formulas.flatten(1)).reshape(formulas.shape)
 
     # -- conditions -----------------------------------------------------------------------------------------------
-    def _more_than_one(self, x: Tensor) -> Tensor:
-        return self._step(torch.log(x.clamp(min=1e-9)) - _ALMOST_ONE)
-
     def _step(self, z: Tensor) -> Tensor:
         """Whether z > 0."""
-        if not self.smooth:
+        if not self._smooth:
             return (z > 0).to(z.dtype)
         z = SHARPNESS * z
         return z / (2.0 * torch.sqrt(z * z + 1.0)) + 0.5
 
     def _equal(self, a: Tensor, b: Tensor) -> Tensor:
         z = torch.log(a.clamp(min=1e-9)) - torch.log(b.clamp(min=1e-9))
-        return 1.0 / torch.sqrt((SHARPNESS * z) ** 2 + 1.0) if self.smooth else (z.abs() < 1e-9).to(z.dtype)
+        return 1.0 / torch.sqrt((SHARPNESS * z) ** 2 + 1.0) if self._smooth else (z.abs() < 1e-9).to(z.dtype)
 
     @staticmethod
     def _first(condition: Tensor) -> tuple[Tensor, Tensor]:
@@ -179,193 +276,164 @@ class _Evaluation:
     # -- features -------------------------------------------------------------------------------------------------
     def features(self, is_gpu: bool) -> Tensor:
         """`(N, S, F − 1)`."""
-        n, s, _ = self.extents.shape
-        prod = torch.exp(self.log_prod)
-        operations = slog(self.facts.operations * prod[..., None])
-        written = torch.arange(s), torch.tensor(self.facts.written)
-        numel = self.shapes[:, written[0], written[1]].prod(dim=2)
-        outer = torch.stack([self.log_extents[:, i, : self.facts.depth[i]].sum(dim=1) for i in range(s)], dim=1)
-        allocation = [
-            slog(numel * self.facts.num_bytes[written]),
+        facts = self._facts
+        prod = torch.exp(self._log_prod)
+        outer = (self._logs * facts.outside).sum(dim=2)
+        own = facts.written[..., None]
+        numel = self._shapes.prod(dim=3).gather(2, own)[..., 0]
+        rest = [
+            slog(numel * facts.num_bytes.gather(2, own)[..., 0]),
             slog(numel * torch.exp(outer)),
             slog(torch.exp(outer)),
-            slog(torch.exp(self.log_prod - outer)),
+            slog(torch.exp(self._log_prod - outer)),
+            slog(prod),
+            slog(self._present.sum(dim=2)),
         ]
-        nest = [slog(prod), slog(self.present.sum(dim=2))]
-        found = torch.cat(
-            [
-                operations,
-                self._bindings(is_gpu),
-                self._buffers(),
-                self._curve(),
-                torch.stack([*allocation, *nest], dim=2),
-            ],
-            dim=2,
-        )
-        assert found.shape == (n, s, WIDTH - 1), found.shape
-        return found
+        parts = [
+            slog(facts.operations * prod[..., None]),
+            self._bindings(is_gpu),
+            self._buffers(),
+            self._curve(),
+            torch.stack(rest, dim=2),
+        ]
+        return torch.cat(parts, dim=2)
 
     def _bindings(self, is_gpu: bool) -> Tensor:
-        n, s, _ = self.extents.shape
-        found = torch.ones(n, s, len(BINDINGS), dtype=self.extents.dtype)
-        found[..., 0] = float(is_gpu)
-        if not is_gpu:
-            return found  # log2(1 + 1) each
-        columns = [found[..., 0]]
-        for t in range(len(_TAGS)):
-            at = self.facts.first[:, t]
-            lengths = [self.extents[:, i, at[i]] if at[i] >= 0 else torch.ones_like(prod) for i, prod in self._each()]
-            columns.append(slog(torch.stack(lengths, dim=1)))
-        return torch.stack(columns, dim=2)
-
-    def _each(self) -> list[tuple[int, Tensor]]:
-        return [(i, self.log_prod[:, i]) for i in range(self.log_prod.shape[1])]
+        lengths = torch.zeros(*self._log_prod.shape, len(_TAGS), dtype=self._logs.dtype)
+        if is_gpu:
+            lengths = torch.einsum("nstl,nsl->nst", self._facts.first, self._logs)
+        flag = torch.full_like(lengths[..., :1], float(is_gpu))
+        return torch.cat([flag, slog(torch.exp(lengths))], dim=2)  # TVM exports log2(1 + 1) on a CPU, too
 
     def _buffers(self) -> Tensor:
         """`(N, S, 5 · 18)`: the buffers with the most cache lines, the most bytes, then by name."""
-        facts = self.facts
-        n, s, b, loops = self.numel.shape
-        present = self.present[:, :, None]  # (N, S, 1, L)
-        inside = self.log_inside[:, :, None]
+        facts = self._facts
+        n, s, b, _ = self._numel.shape
+        present = self._present[:, :, None]  # (N, S, 1, L)
+        log_inside, log_prod = self._log_inside[:, :, None], self._log_prod[..., None]
         element = facts.num_bytes.clamp(min=1.0)
-        log_bytes = self.log_prod[..., None] + torch.log(element)  # (N, S, B)
-        unique = self.numel[..., 0] * element if loops else torch.ones_like(log_bytes)
+        log_bytes = log_prod + torch.log(element)  # (N, S, B)
+        unique = self._numel[..., 0] * element
 
         # stride: the innermost loop that is in an index
-        moved = self.values[:, self.program.coefficients].gather(3, facts.dim[:, :, None].expand(n, s, b, 1, loops))
-        strides = torch.flip(torch.cumprod(torch.flip(self.shapes, (3,)), dim=3), (3,)) / self.shapes  # (N, S, B, D)
-        step = moved[..., 0, :] * strides.gather(3, facts.dim.expand(n, s, b, loops))  # (N, S, B, L)
-        log_step = torch.log(step.clamp(min=1.0))
-        moves, moves_not = self._first(present * facts.member)
-        log_stride = (moves * log_step).sum(dim=3)
-        log_still = (moves * inside).sum(dim=3) + moves_not * self.log_prod[..., None]
-        innermost, _ = self._first(present.expand(n, s, b, loops))
-        stride = (innermost * facts.member * slog(step)).sum(dim=3)
+        moved = self._coefficients.gather(3, facts.dim[:, :, :, None])[:, :, :, 0]  # (N, S, B, L)
+        strides = _products_from(self._shapes) / self._shapes  # (N, S, B, D), row-major
+        step = moved * strides.gather(3, facts.dim)
+        moves, still = self._first(present * facts.member)
+        log_stride = (moves * torch.log(step.clamp(min=1.0))).sum(dim=3)
+        log_still = (moves * log_inside).sum(dim=3) + still * log_prod
+        innermost, _ = self._first(self._present)
+        stride = (innermost[:, :, None] * facts.member * slog(step)).sum(dim=3)
         share = torch.clamp(log_stride + torch.log(element / CACHE_LINE_BYTES), max=0.0)
-        lines = torch.clamp((self.log_prod[..., None] - log_still + share) * (1.0 - moves_not), min=0.0)
+        lines = torch.clamp((log_prod - log_still + share) * (1.0 - still), min=0.0)
 
         # bytes in a row: the innermost dimension that is touched as a whole
-        whole = self._equal(self.spans[..., 0], self.shapes) * facts.is_dim if loops else facts.is_dim.double()
-        rows, _ = self._first(whole.expand(n, s, b, -1))
-        row_bytes = torch.log(self.shapes.clamp(min=1.0) * element[..., None])
+        rows, _ = self._first(self._equal(self._spans[..., 0], self._shapes) * facts.is_dim)
+        row_bytes = torch.log(self._shapes.clamp(min=1.0) * element[..., None])
         log_row = torch.clamp((rows * row_bytes).sum(dim=3), max=math.log(CACHE_LINE_BYTES))
         unique_lines = torch.clamp(torch.log(unique.clamp(min=1.0)) - log_row, min=0.0)
 
         loop, serial, none, log_count, dis_iter, dis_bytes = self._reuse()
-        described = torch.stack(
+        divisor = log_count + none * _MISSING_REUSE
+        log_sizes = torch.stack([log_bytes, torch.log(unique.clamp(min=1e-9)), lines, unique_lines], dim=3)
+        counts = [dis_iter, dis_bytes, slog(torch.exp(log_count)) * (1.0 - none)]
+        described = torch.cat(
             [
-                *facts.access.expand(n, s, b, 3).unbind(dim=3),
-                slog(torch.exp(log_bytes)),
-                slog(unique),
-                slog(torch.exp(lines)),
-                slog(torch.exp(unique_lines)),
-                loop,
-                serial,
-                none,
-                dis_iter,
-                dis_bytes,
-                slog(torch.exp(log_count)) * (1.0 - none),
-                *(
-                    slog(torch.exp(of - torch.where(none > 0, log_count + none * _MISSING_REUSE, log_count)))
-                    for of in (log_bytes, torch.log(unique.clamp(min=1e-9)), lines, unique_lines)
-                ),
-                stride,
+                facts.access,
+                slog(torch.exp(log_sizes)),
+                torch.stack([loop, serial, none, *counts], dim=3),
+                slog(torch.exp(log_sizes - divisor[..., None])),
+                stride[..., None],
             ],
             dim=3,
         )  # (N, S, B, 18)
         described = described * facts.is_buffer[..., None]
         order = torch.argsort(-self._ordered(log_bytes), dim=2, stable=True)
-        order = order.gather(2, torch.argsort(-self._ordered(lines).gather(2, order), dim=2, stable=True))[
-            :, :, :BUFFERS
-        ]
+        by_lines = torch.argsort(-self._ordered(lines).gather(2, order), dim=2, stable=True)
+        order = order.gather(2, by_lines)[:, :, :BUFFERS]
         described = described.gather(2, order[..., None].expand(-1, -1, -1, len(BUFFER)))
-        short = BUFFERS - described.shape[2]
-        if short > 0:
-            described = torch.cat([described, described.new_zeros(n, s, short, len(BUFFER))], dim=2)
-        return described.reshape(n, s, BUFFERS * len(BUFFER))
+        short = max(BUFFERS - b, 0)
+        return torch.nn.functional.pad(described, (0, 0, 0, short)).reshape(n, s, BUFFERS * len(BUFFER))
 
     def _ordered(self, key: Tensor) -> Tensor:
         """To sort by: equal where TVM's are, places without a buffer last."""
         rounded = torch.round(key.detach() * 1e6)
-        return torch.where(self.facts.is_buffer, rounded, torch.full_like(rounded, -1e18))
+        return torch.where(self._facts.is_buffer, rounded, torch.full_like(rounded, -1e18))
 
     def _reuse(self) -> tuple[Tensor, ...]:
         """In a loop, serial, none `(N, S, B)`; ln of the count; log2(1 + distance) in iterations and in bytes."""
-        facts = self.facts
-        n, s, b, loops = self.numel.shape
-        present = self.present[:, :, None].expand(n, s, b, loops)
-        varies = facts.member * (self._more_than_one(self.extents)[:, :, None] if facts.any_bound else 1.0)
-        invariant = present * (1.0 - varies)
-        serially = present * (facts.touches >= 2)
+        facts = self._facts
+        varies = facts.member * (self._several[:, :, None] if self._any_bound else 1.0)
+        invariant = self._present[:, :, None] * (1.0 - varies)
+        serially = self._present[:, :, None] * (facts.touches >= 2)
         condition = 1.0 - (1.0 - invariant) * (1.0 - serially)
         weight, none = self._first(condition)
-        in_loop = weight * torch.where(
-            condition > 0, invariant / condition.clamp(min=1e-9), torch.zeros_like(condition)
-        )
+        in_loop = weight * invariant / condition.clamp(min=1e-9)
         in_series = weight - in_loop
-        total = torch.einsum("stl,ntl->nsl", facts.shared, self.touched)  # bytes under the loop so far
-        next_total = self._next_inside(total)
-        counts = torch.log((facts.touches - 1.0).clamp(min=1.0))
-        extents, inside = self.log_extents[:, :, None], self.log_inside[:, :, None]
-        log_count = (in_loop * extents + in_series * counts).sum(dim=3)
-        fewest = self._fewest_touched() / self.extents[:, :, None].clamp(min=1.0)
-        serial_bytes = (total / self.extents.clamp(min=1.0))[:, :, None]
-        dis_iter = (in_loop * slog(torch.exp(inside)) + in_series * slog(fewest)).sum(dim=3)
-        dis_bytes = (in_loop * slog(next_total)[:, :, None] + in_series * slog(serial_bytes)).sum(dim=3)
-        return in_loop.sum(dim=3), in_series.sum(dim=3), none, log_count, dis_iter, dis_bytes
+        total = torch.einsum("nstl,ntl->nsl", facts.shared, self._touched)  # bytes under the loop so far
+        count = self._logs[:, :, None] * in_loop + torch.log((facts.touches - 1.0).clamp(min=1.0)) * in_series
+        extents = self._extents[:, :, None].clamp(min=1.0)
+        serial_bytes = slog(total[:, :, None] / extents)
+        dis_iter = in_loop * slog(torch.exp(self._log_inside))[:, :, None]
+        dis_iter = dis_iter + in_series * slog(self._fewest_touched() / extents)
+        dis_bytes = in_loop * slog(self._next_inside(total))[:, :, None] + in_series * serial_bytes
+        sums = [part.sum(dim=3) for part in (in_loop, in_series, count, dis_iter, dis_bytes)]
+        return sums[0], sums[1], none, *sums[2:]
 
     def _next_inside(self, total: Tensor) -> Tensor:
         """`(N, S, L)`: of the next loop inside each; of an innermost one as TVM has it, an element of each buffer."""
-        nothing = (self.facts.num_bytes * self.facts.is_buffer).sum(dim=1).expand(total.shape[:2])
-        found, inner = [], nothing
-        for at in range(total.shape[2] - 1, -1, -1):
-            found.append(inner)
-            inner = self.present[:, :, at] * total[:, :, at] + (1.0 - self.present[:, :, at]) * inner
-        return torch.stack(found[::-1], dim=2)
+        loops = total.shape[2]
+        there = torch.where(
+            self._present.detach() > 0.5, torch.arange(loops), loops
+        )  # which is next is no matter of degree
+        following = torch.cummin(there.flip(2), dim=2).values.flip(2)  # this loop or the next inside it
+        following = torch.cat([following[..., 1:], torch.full_like(following[..., :1], loops)], dim=2)
+        elements = (self._facts.num_bytes * self._facts.is_buffer).sum(dim=2, keepdim=True)
+        return torch.cat([total, elements], dim=2).gather(2, following)
 
     def _fewest_touched(self) -> Tensor:
         """`(N, S, B, L)`: elements, the fewest of a buffer's accesses in a loop."""
-        found = self.numel
-        if not self.facts.others:
-            return found
-        rows = []
-        for i in range(found.shape[1]):
-            columns = []
-            for j in range(found.shape[2]):
-                fewest = found[:, i, j]
-                for k, m in self.facts.others.get((i, j), ()):
-                    common = self.facts.shared[i, k] > 0
-                    fewest = torch.where(common, torch.minimum(fewest, found[:, k, m]), fewest)
-                columns.append(fewest)
-            rows.append(torch.stack(columns, dim=1))
-        return torch.stack(rows, dim=1)
+        fewest = self._numel
+        n, s, b, loops = fewest.shape
+        for k in range(s):
+            also = self._facts.also[..., k]  # (N, S, B)
+            if not bool(((also >= 0) & (torch.arange(s) > k)[:, None]).any()):
+                continue
+            other = self._numel[:, k].gather(1, also.clamp(min=0).reshape(n, s * b, 1).expand(-1, -1, loops))
+            common = (also >= 0)[..., None] & (self._facts.shared[:, :, k] > 0)[:, :, None]
+            fewest = torch.where(common, torch.minimum(fewest, other.reshape(n, s, b, loops)), fewest)
+        return fewest
 
     def _curve(self) -> Tensor:
         """`(N, S, 10)`: operations per byte, at shares of the operations, between the loops as TVM interpolates."""
-        work = self.facts.work[None, :, None]
-        log_upto = self.log_inside + self.log_extents  # iterations of each loop with those inside
-        compute = (torch.exp(log_upto) * work).flip(2)  # innermost first, as in TVM
-        memory = self.touched.flip(2).clamp(min=1e-9)
-        inner = torch.exp(self.log_inside).flip(2)
-        total = torch.exp(self.log_prod)[..., None] * work
-        ratio = compute / memory
-        columns = []
-        for i in range(CURVE):
-            wanted = (i + 1) / CURVE * total  # (N, S, 1)
-            at = (compute >= wanted - 1e-4 * 1.0).to(torch.int8).argmax(dim=2, keepdim=True)
-            before = (at - 1).clamp(min=0)
-            low, high = compute.gather(2, before), compute.gather(2, at)
-            base, top = ratio.gather(2, before), ratio.gather(2, at)
-            slope = (top - base) / (high - low).clamp(min=1e-9)
-            between = slog((base + slope * (wanted - low)).clamp(min=0.0))
-            alone = (inner.gather(2, at) < 1.0 + 1e-6) | (at == 0)  # no loop inside: nothing to interpolate from
-            columns.append(torch.where(alone, slog(top), between).squeeze(2))
-        return torch.stack(columns, dim=2) * (self.facts.work > 0)[None, :, None]
+        work = self._facts.work[..., None]
+        compute = (torch.exp(self._log_upto) * work).flip(2)  # innermost first, as in TVM
+        ratio = compute / self._touched.flip(2).clamp(min=1e-9)
+        points = torch.arange(1, CURVE + 1, dtype=compute.dtype) / CURVE
+        wanted = torch.exp(self._log_prod)[..., None] * work * points  # (N, S, 10)
+        reached = compute.detach()[..., None, :] >= wanted.detach()[..., None] - 1e-4
+        at = reached.to(torch.int8).argmax(dim=3)  # the first loop with so many
+        before = (at - 1).clamp(min=0)
+        low, high, base, top = (
+            compute.gather(2, before),
+            compute.gather(2, at),
+            ratio.gather(2, before),
+            ratio.gather(2, at),
+        )
+        between = base + (top - base) * (wanted - low) / (high - low).clamp(min=1e-9)
+        inside = self._log_inside.flip(2).gather(2, at)
+        alone = (inside < 1e-6) | (at == 0)  # no loop inside: nothing to interpolate from
+        return slog(torch.where(alone, top, between).clamp(min=0.0)) * (work > 0)
 
 
-def unroll_logs(limits: Any) -> Tensor:
-    """Unrolling limits `(N,)` → log2(1 + limit)."""
-    return torch.log2(1.0 + torch.as_tensor(np.asarray(limits, np.float64)))
+def _from_inside(x: Tensor) -> Tensor:
+    """Sums over the last dimension from each position to the end."""
+    return x.flip(-1).cumsum(-1).flip(-1)
+
+
+def _products_from(x: Tensor) -> Tensor:
+    """Products over the last dimension from each position to the end."""
+    return x.flip(-1).cumprod(-1).flip(-1)
 
 
 assert len(OPERATIONS) + len(BINDINGS) + BUFFERS * len(BUFFER) + CURVE + 6 + 1 == WIDTH

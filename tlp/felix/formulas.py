@@ -32,7 +32,7 @@ class Formula:
     terms: tuple[tuple[float, tuple[int, ...]], ...]
 
     def values(self, factors: npt.ArrayLike) -> Numbers:
-        """`(N, D)` decisions → `(N,)`. The plain reference of `SymbolicProgram.numbers`."""
+        """`(N, D)` decisions → `(N,)`: the plain reference of what `tlp.felix.features` evaluates in bulk."""
         rows = np.asarray(factors, np.float64)
         total = np.zeros(len(rows))
         for coefficient, columns in self.terms:

@@ -64,10 +64,6 @@ class SymbolicProgram:
     weights: torch.Tensor
     probes: int
 
-    def numbers(self, logs: torch.Tensor) -> torch.Tensor:
-        """`(N, P)` natural logarithms of factors (0 for other decisions) → `(N, n)` values of the formulas, float64."""
-        return torch.exp(logs @ self.exponents.T) @ self.weights.T
-
 
 def make_symbolic(
     space: DesignSpace, arrays: Arrays, pinned: Sequence[int], rng: np.random.Generator

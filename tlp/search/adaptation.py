@@ -123,6 +123,10 @@ class TaskAdaptation:
         scores, hidden = _gathered(pool, [(sketch, rows)])
         return self._current(pool, version).mean(scores, hidden)
 
+    def posterior(self, pool: Pool, version: object) -> Posterior:
+        """What is known of the task now; arguments as of `scores`."""
+        return self._current(pool, version)
+
     def pick(self, pool: Pool, version: object, programs: Sequence[tuple[Sketch, Integers]], count: int) -> list[int]:
         """Which `count` of some programs to measure, in order; they are numbered through, sketch by sketch."""
         scores, hidden = _gathered(pool, programs)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeVar
@@ -157,9 +157,13 @@ class ArraySearch(Search):
         self._model.prepare(drawn)
 
     def _evolve(self) -> None:
-        """One population and its generations, judged."""
-        shares = self._shares()
-        for (sketch_id, pool), share in zip(self._pools.items(), shares, strict=True):
+        """Judge what this round may choose from: a population and its generations."""
+        self._breed(self._pools, self._population)
+
+    def _breed(self, pools: Mapping[str, Pool], population: int) -> None:
+        """One population of some sketches and its generations, judged."""
+        shares = self._shares(list(pools.values()), population)
+        for (sketch_id, pool), share in zip(pools.items(), shares, strict=True):
             survivors = pool.rows[: int(share * _SURVIVORS)]
             pool.clear()  # the model may be another one now
             good = _matrix(self._good.get(sketch_id, ()), pool.arrays.width)
@@ -171,27 +175,27 @@ class ArraySearch(Search):
             fresh = pool.arrays.random(max(share - len(survivors) - len(bred), 1), self._rng)
             self._judge(pool, np.concatenate([survivors, bred, fresh]))
         for _ in range(self._generations - 1):
-            parents = self._parents()
-            for pool, chosen in zip(self._pools.values(), parents, strict=True):
+            parents = self._parents(list(pools.values()), population)
+            for pool, chosen in zip(pools.values(), parents, strict=True):
                 if len(chosen):
                     self._judge(pool, self._timed("breed", lambda p=pool, c=chosen: self._children(p, c)))  # type: ignore[misc]
 
-    def _shares(self) -> list[int]:
+    @staticmethod
+    def _shares(pools: Sequence[Pool], population: int) -> list[int]:
         """How many of the first population each sketch gets: by its size, none less than a quarter of an even share."""
-        sizes = np.array([pool.arrays.size for pool in self._pools.values()])
-        even = self._population / len(sizes)
-        wanted = np.clip(self._population * np.log1p(sizes) / np.log1p(sizes).sum(), even / 4, None)
+        sizes = np.array([pool.arrays.size for pool in pools])
+        even = population / len(sizes)
+        wanted = np.clip(population * np.log1p(sizes) / np.log1p(sizes).sum(), even / 4, None)
         return [max(int(share), 1) for share in wanted]
 
-    def _parents(self) -> list[IntArray]:
+    def _parents(self, pools: Sequence[Pool], population: int) -> list[IntArray]:
         """Rows of each pool to breed from: a population drawn by rank among the best of all sketches."""
-        pools = list(self._pools.values())
         scores = np.concatenate([pool.scores for pool in pools])
         if len(scores) == 0:
             return [pool.rows for pool in pools]
-        order = np.argsort(-scores, kind="stable")[: self._population]
+        order = np.argsort(-scores, kind="stable")[:population]
         weight = np.log(len(order) + 0.5) - np.log(np.arange(1, len(order) + 1))
-        drawn = self._rng.choice(order, size=self._population, p=weight / weight.sum())
+        drawn = self._rng.choice(order, size=population, p=weight / weight.sum())
         owner = np.repeat(np.arange(len(pools)), [len(pool.scores) for pool in pools])[drawn]
         offset = np.cumsum([0, *(len(pool.scores) for pool in pools)])
         return [pool.rows[drawn[owner == i] - offset[i]] for i, pool in enumerate(pools)]

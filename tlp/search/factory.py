@@ -10,7 +10,7 @@ import polars as pl
 
 from storage import Device, MeasurementStore, Sketch, Workload
 from tlp.search._base import Search
-from tlp.search.adaptation import MEMORY, Adaptation, Measured
+from tlp.search.adaptation import MEMORY, Adaptation, Measured, TaskAdaptation
 from tlp.search.array_scores import ArrayScores
 from tlp.search.providers import CostModelProvider
 
@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 EVOLUTIONARY: Final = "evolutionary"
 TVM: Final = "tvm"
 RANDOM: Final = "random"
-SEARCHES: Final = (EVOLUTIONARY, TVM, RANDOM)
+FELIX: Final = "felix"
+MIXED: Final = "mixed"
+SEARCHES: Final = (EVOLUTIONARY, FELIX, MIXED, TVM, RANDOM)
+GRADIENT: Final = (FELIX, MIXED)
+"""Searches that need Felix's cost model beside the one that was asked for."""
 ELITE: Final = 16  # best known programs an evolutionary search starts from
 _TVM_SHARE: Final = 4  # TVM's search pays some 20 ms for every candidate, so its population is that much smaller
 
@@ -33,10 +37,11 @@ def search_factory(
     Args:
         store: what was measured on the device before is not proposed again; the best of it is where a search starts.
         model: judges candidates. TVM's own models (`xgb`, `random`) can only be asked by TVM's own search, which then
-            stands in for the one over arrays.
+            stands in for the one over arrays. Searches by gradient ask it for Felix's model, too.
         params: `search` (one of `SEARCHES`), `seed`, `batch`, `population`, `generations`, `frozen` (no adaptation).
     """
     adaptation = None if params.get("frozen") else Adaptation()
+    of_felix = None if params.get("frozen") else Adaptation()  # another model, other scores
 
     def open_search(workload: Workload) -> Search:
         from tlp.programs.space import DesignSpace  # imports tvm
@@ -54,13 +59,38 @@ def search_factory(
         sketches = {sketch.sketch_id: sketch for sketch in store.get_sketches(workload_ids=[workload.workload_id])}
         elite = known_programs(best.iter_rows(named=True), sketches)
         population, generations = int(params["population"]), int(params["generations"])
-        if params["search"] == EVOLUTIONARY and model.scorer() is not None:
-            learned = None if adaptation is None else adaptation.task(workload.workload_id)
-            if learned is not None and not learned.has_measured:
-                learned.observe(_known(store, device, workload.workload_id, sketches))
+        has_scorer = model.scorer() is not None
+
+        def learned(run: Adaptation | None) -> TaskAdaptation | None:
+            """What the run knows of this task with one of its models; at first, what the store knows."""
+            task = None if run is None else run.task(workload.workload_id)
+            if task is not None and not task.has_measured:
+                task.observe(_known(store, device, workload.workload_id, sketches))
+            return task
+
+        def version_scores() -> ArrayScores:
+            return ArrayScores(model.scorer, model.degraded, adaptation=learned(adaptation), seed=seed)
+
+        if params["search"] in GRADIENT:
+            from tlp.search.gradient_search import GradientSearch  # imports torch
+
+            return GradientSearch(
+                space,
+                model.felix,
+                other=version_scores() if has_scorer else None,
+                adaptation=learned(of_felix),
+                degraded=model.degraded,
+                mixed=params["search"] == MIXED,
+                population=population,
+                generations=generations,
+                measured=measured,
+                elite=elite,
+                seed=seed,
+            )
+        if params["search"] == EVOLUTIONARY and has_scorer:
             return ArraySearch(
                 space,
-                ArrayScores(model.scorer, model.degraded, adaptation=learned, seed=seed),
+                version_scores(),
                 population=population,
                 generations=generations,
                 measured=measured,

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from storage import Device
+from tlp.errors import NotFoundError
 from tlp.registry import CHAMPION
 from tlp.search.cost_model import Degraded, Scorer, TLPCostModel
 
 if TYPE_CHECKING:
+    from tlp.felix.scorer import FelixModel
     from tlp.programs.space import DesignSpace
     from tlp.registry import Registry, ResolvedModel
     from tlp.settings import Settings
@@ -55,12 +57,23 @@ class CostModelProvider(ABC):
         """The scorer in force, for a search that does not go through TVM; None if there is none of that kind."""
         return None
 
+    def felix(self) -> FelixModel:
+        """The device's Felix model in force, for a search by gradient.
+
+        Raises:
+            TlpError: there is none.
+        """
+        raise NotFoundError("a search by gradient needs Felix's cost model", next_command="tlp train --model felix")
+
 
 class FixedScorerProvider(CostModelProvider):
-    """One scorer for the whole run."""
+    """One scorer for the whole run, and one Felix model if it is given."""
 
-    def __init__(self, scorer: Scorer, version: str, *, ref: str | None = None, seed: int = 0) -> None:
+    def __init__(
+        self, scorer: Scorer, version: str, *, ref: str | None = None, seed: int = 0, felix: FelixModel | None = None
+    ) -> None:
         super().__init__(ref or version)
+        self._felix = felix
         self._scorer = scorer
         self._version = version
         self._seed = seed
@@ -76,6 +89,10 @@ class FixedScorerProvider(CostModelProvider):
     def scorer(self) -> Scorer:
         """See `CostModelProvider.scorer`."""
         return self._scorer
+
+    def felix(self) -> FelixModel:
+        """See `CostModelProvider.felix`."""
+        return self._felix if self._felix is not None else super().felix()
 
 
 class RegistryProvider(CostModelProvider):

@@ -1,0 +1,187 @@
+"""Felix against evolutionary search: equal measurements and equal wall clock, on the held-out tasks of `bench/tune.py`.
+
+    python bench/felix.py --felix DIR --checkpoint DIR --head NAME [--cases NAME,…] [--trials 64] [--seeds 5] [--core N]
+                          [--tasks 3] [--networks …] [--out FILE]
+    python bench/felix.py --tables FILE [--draw FILE.png]
+
+    felix          descends through formulas with Felix's cost model; both models choose what is measured (their mean)
+    felix-alone    the same, Felix's model alone chooses
+    felix-tlp      the same, the version of MTL-TLP alone chooses
+    mixed          descends while it pays, then breeds with the version
+    evolutionary   breeds, Felix's cost model judges: the same features from the same formulas
+    tlp            breeds, the version judges: `adaptive` of `bench/tune.py`, what `tlp tune` does
+
+All adapt to what they measure. Checkpoints are versions' folders (`tlp model show` names them) of models that saw no
+held-out network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tune as tuning
+from rich.console import Console
+from rich.table import Table
+
+CASES = ("felix", "felix-alone", "felix-tlp", "mixed", "evolutionary", "tlp")
+CHOOSERS = {"felix": "mean", "felix-alone": "felix", "felix-tlp": "tlp", "mixed": "mean"}
+SHARES = (0.9, 0.95, 0.99)
+Row = dict[str, Any]
+
+
+class FormulaScorer:
+    """Felix's model as the scorer of a search over arrays.
+
+    Args:
+        model: of the device.
+        workload: whose programs are judged.
+        target: TVM target.
+    """
+
+    def __init__(self, model: Any, workload: Any, target: Mapping[str, Any]) -> None:
+        from tlp.felix.cells import Cells, FelixPool
+        from tlp.programs.space import DesignSpace
+
+        self._pool = FelixPool(model, Cells(DesignSpace(workload, target)))
+        self.pooled = self._pool.pooled
+
+    def __call__(self, items: Any) -> Any:
+        """See `tlp.search.cost_model.Scorer`."""
+        return self._pool(items)
+
+
+def run(case: str, workload: Any, target: Mapping[str, Any], scorer: Any, felix: Any, trials: int, seed: int) -> Row:
+    """Tune one task with one case; a row as `bench/tune.py` has it."""
+    from tlp.search import opinions
+    from tlp.search.providers import FixedScorerProvider
+
+    opinions.CHOOSER = opinions.Chooser(CHOOSERS.get(case, "mean"))
+    judge = FormulaScorer(felix, workload, target) if case == "evolutionary" else scorer
+    search = "felix" if case.startswith("felix") else "mixed" if case == "mixed" else "evolutionary"
+    return tuning.run(
+        case, workload, target, FixedScorerProvider(judge, "version", felix=felix), trials, seed, search=search
+    )
+
+
+def measure(args: argparse.Namespace) -> Iterator[Row]:
+    """Every task, seed and case, the seeds outermost."""
+    import torch
+
+    from tlp.felix.checkpoint import FelixCheckpoint
+    from tlp.felix.scorer import FelixModel
+    from tlp.model.checkpoint import Checkpoint
+    from tlp.model.inference import Precision
+    from tlp.model.predictor import Predictor
+    from tlp.programs.targets import detect_local_target
+    from tlp.search.scoring import DeviceScorer
+
+    torch.set_num_threads(1)
+    target = detect_local_target(1)
+    checkpoint = Checkpoint.load(args.checkpoint)
+    fast = Predictor(checkpoint, args.head, precision=Precision.AUTO)
+    scorer = DeviceScorer(Predictor(checkpoint, args.head), fast, 1)
+    felix = FelixModel(FelixCheckpoint.load(args.felix), args.head)
+    chosen = list(tuning.tasks(args.networks.split(","), args.tasks))
+    for seed in range(args.seed, args.seed + args.seeds):
+        for network, task, workload in chosen:
+            for case in args.cases.split(","):
+                found = run(case, workload, target, scorer, felix, args.trials, seed)
+                row = {"network": network, "task": task.task, "weight": task.weight, "seed": seed, "case": case}
+                yield row | found | {"load": os.getloadavg()[0]}
+
+
+def reached(row: Row, goal_s: float, column: int) -> float:
+    """Trials (column 0) or seconds (column 1) until a latency was reached; inf: never."""
+    return next((float(point[column]) for point in row["curve"] if point[2] <= goal_s), math.inf)
+
+
+def tables(rows: Sequence[Row], console: Console) -> dict[str, Any]:
+    """Final results, and how soon each share of the best was reached."""
+    best: dict[Any, float] = defaultdict(lambda: math.inf)
+    for row in rows:
+        key = row["network"], row["task"]
+        best[key] = min(best[key], row["curve"][-1][2])
+    cases = [case for case in CASES if any(row["case"] == case for row in rows)]
+    result: dict[str, Any] = {}
+    table = Table("case", "runs", "final / best known", "± seeds", "seconds", title="final result, geometric mean")
+    for case in cases:
+        mine = [row for row in rows if row["case"] == case]
+        ratios: dict[int, list[float]] = defaultdict(list)
+        for row in mine:
+            ratios[row["seed"]].append(row["final_s"] / best[row["network"], row["task"]])
+        means = [tuning.geometric_mean(values) for values in ratios.values()]
+        result[case] = {"runs": len(mine), "final": tuning.geometric_mean([v for vs in ratios.values() for v in vs])}
+        result[case]["sd"] = statistics.stdev(means) if len(means) > 1 else 0.0
+        result[case]["seconds"] = statistics.fmean(row["seconds"] for row in mine)
+        one = result[case]
+        table.add_row(case, str(one["runs"]), f"{one['final']:.3f}", f"{one['sd']:.3f}", f"{one['seconds']:.1f}")
+    console.print(table)
+    for name, of_own in (("the best known of the task", False), ("its own eventual best", True)):
+        columns = [f"{share:.0%} {what}" for share in SHARES for what in ("programs", "seconds", "reached")]
+        table = Table("case", *columns, title=f"median to a share of {name}")
+        for case in cases:
+            cells = []
+            for share in SHARES:
+                found: dict[int, list[float]] = {0: [], 1: []}
+                for row in (row for row in rows if row["case"] == case):
+                    goal = row["curve"][-1][2] if of_own else best[row["network"], row["task"]]
+                    for column in (0, 1):
+                        found[column].append(reached(row, goal / share, column))
+                ever = sum(map(math.isfinite, found[0])) / len(found[0])
+                result[case][f"{share}{'-own' if of_own else ''}"] = [
+                    statistics.median(found[0]),
+                    statistics.median(found[1]),
+                    ever,
+                ]
+                cells += [f"{statistics.median(found[0]):.0f}", f"{statistics.median(found[1]):.1f}", f"{ever:.0%}"]
+            table.add_row(case, *cells)
+        console.print(table)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--felix", type=Path)
+    parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--head", default="this-cpu")
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--networks", default=tuning.NETWORKS)
+    parser.add_argument("--tasks", type=int, default=3, help="of each network")
+    parser.add_argument("--trials", type=int, default=64)
+    parser.add_argument("--seeds", type=int, default=5, help="how many")
+    parser.add_argument("--seed", type=int, default=0, help="the first of them")
+    parser.add_argument("--core", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="append each run to this file, one JSON object per line")
+    parser.add_argument("--tables", type=Path, help="print the tables of such a file instead of tuning")
+    parser.add_argument("--draw", type=Path, help="draw the curves into this file")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    if args.tables:
+        rows = [json.loads(line) for line in args.tables.open()]
+    else:
+        os.sched_setaffinity(0, {args.core})
+        rows = []
+        for row in measure(args):
+            rows.append(row)
+            print(tuning.told(row), file=sys.stderr, flush=True)
+            if args.out:
+                with args.out.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+    if args.draw:
+        tuning.draw(rows, args.draw, [case for case in CASES if any(row["case"] == case for row in rows)])
+    result = tables(rows, Console(stderr=args.json, width=160))
+    if args.json:
+        print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""A task's cells, and the cost model's view of programs through their formulas.
+
+A *cell* is a sketch with its sampled locations held fixed: its programs have the same loops, so one symbolic program
+describes them (`tlp.felix.symbolic`). Cells are probed when they are first asked for, 0.2 to 0.3 s each.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from storage import Sketch
+from tlp.felix.features import Features
+from tlp.felix.scorer import FelixModel
+from tlp.felix.symbolic import SymbolicProgram, UnfitError, factor_logs, make_symbolic
+from tlp.felix.unrolling import log_unroll
+from tlp.language.arrays import Arrays, IntArray
+from tlp.model.inference import Pooled
+from tlp.programs.space import DesignSpace
+
+_CHUNK = 1024  # programs whose features are in memory at once
+Places = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """See the module.
+
+    Attributes:
+        arrays: the sketch's programs.
+        places: values of `arrays.place_columns`.
+        program: of its programs.
+        features: likewise.
+    """
+
+    arrays: Arrays
+    places: Places
+    program: SymbolicProgram
+    features: Features
+
+    def at(self, rows: IntArray) -> tuple[Tensor, Tensor]:
+        """`(N, D)` programs of the cell → `(N, S, F)` float32, not smoothed, and the `(N, S)` mask."""
+        features, mask = self.features(factor_logs(self.arrays, rows), self.unroll(rows))
+        return features.float(), mask
+
+    def unroll(self, rows: IntArray) -> Tensor:
+        """`(N, D)` programs → `(N,)` log2(1 + unrolling limit)."""
+        return torch.from_numpy(log_unroll(self.arrays.sketch, rows))
+
+
+class Cells:
+    """The cells of one workload's design space.
+
+    Args:
+        space: its programs can be applied.
+        seed: of the probes.
+
+    Attributes:
+        unfit: why cells have no formulas, with how many each.
+        is_gpu: the target is one.
+    """
+
+    def __init__(self, space: DesignSpace, seed: int = 0) -> None:
+        self._space = space
+        self._rng = np.random.default_rng(seed)
+        self._arrays: dict[str, Arrays] = {}
+        self._cells: dict[tuple[str, Places], Cell | None] = {}
+        self.unfit: Counter[str] = Counter()
+        self.is_gpu = _is_gpu(space.target)
+
+    @property
+    def count(self) -> int:
+        """Cells asked for so far that have formulas."""
+        return sum(cell is not None for cell in self._cells.values())
+
+    def add(self, arrays: Arrays) -> None:
+        """Use these arrays for their sketch; without, they are made from the first rows that are asked about."""
+        self._arrays.setdefault(arrays.sketch.sketch_id, arrays)
+
+    def get(self, arrays: Arrays, places: Sequence[int]) -> Cell | None:
+        """A cell; None if it has no formulas."""
+        key = arrays.sketch.sketch_id, tuple(int(place) for place in places)
+        if key not in self._cells:
+            try:
+                program = make_symbolic(self._space, arrays, key[1], self._rng)
+                self._cells[key] = Cell(arrays, key[1], program, Features([program], is_gpu=self.is_gpu))
+            except UnfitError as exc:
+                self._cells[key] = None
+                self.unfit[str(exc)] += 1
+        return self._cells[key]
+
+    def split(self, sketch: Sketch, rows: IntArray) -> Iterator[tuple[npt.NDArray[np.int64], Cell | None]]:
+        """`(N, D)` programs of one sketch by cell: which of them, and the cell."""
+        arrays = self._arrays.get(sketch.sketch_id)
+        if arrays is None:
+            arrays = self._arrays[sketch.sketch_id] = Arrays(sketch, rows, self._space.target)
+        places, owner = np.unique(rows[:, list(arrays.place_columns)], axis=0, return_inverse=True)
+        for index, values in enumerate(places):
+            yield np.flatnonzero(owner.reshape(-1) == index), self.get(arrays, values)
+
+    def fitted(self, sketch: Sketch, rows: IntArray) -> npt.NDArray[np.bool_]:
+        """`(N, D)` programs of one sketch → `(N,)`: whether there are formulas for it."""
+        found = np.zeros(len(rows), np.bool_)
+        for which, cell in self.split(sketch, rows):
+            found[which] = cell is not None
+        return found
+
+
+class FelixPool:
+    """A scorer of arrays: Felix's cost model on features from formulas. The seam is `ArrayScores`' `pooled`.
+
+    Args:
+        model: of the device.
+        cells: of the task.
+    """
+
+    def __init__(self, model: FelixModel, cells: Cells) -> None:
+        self.model = model
+        self.cells = cells
+
+    def __call__(self, items: Sequence[tuple[Sketch, Sequence[int]]]) -> npt.NDArray[np.float32]:
+        """Programs of one workload → `(N,)`, higher = faster."""
+        return np.concatenate([self.pooled(s, np.array([row], np.int64)).scores for s, row in items])
+
+    def pooled(self, sketch: Sketch, rows: IntArray) -> Pooled:
+        """`(N, D)` programs of one sketch → scores and hidden vectors; without formulas: behind all others."""
+        weight, bias = self.model.linear()
+        hidden = torch.zeros(len(rows), len(weight))
+        known = torch.zeros(len(rows), dtype=torch.bool)
+        with torch.no_grad():
+            for which, cell in self.cells.split(sketch, rows):
+                for start in range(0, len(which) if cell is not None else 0, _CHUNK):
+                    assert cell is not None
+                    part = which[start : start + _CHUNK]
+                    hidden[part] = self.model.hidden(*cell.at(rows[part]))
+                    known[part] = True
+            scores = hidden @ weight + bias
+            if known.any():
+                scores[~known] = scores[known].min() - 1.0
+        return Pooled(scores.numpy(), hidden.numpy())
+
+
+def _is_gpu(target: Mapping[str, object]) -> bool:
+    """As `PerStoreFeature` asks it."""
+    from tvm.target import Target
+
+    return "gpu" in [str(key) for key in Target(dict(target)).keys]
