@@ -136,6 +136,27 @@ class Arrays:
         return tuple((tile.start, tile.stop) for tile in self._tiles)
 
     @property
+    def tile_primes(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """(prime, power) of the extent of each of those tiles."""
+        return tuple(tuple(zip(tile.primes, tile.powers, strict=True)) for tile in self._tiles)
+
+    @property
+    def tile_limits(self) -> tuple[int, ...]:
+        """The largest innermost factor of each of those tiles."""
+        return tuple(max(tile.limit, 1) for tile in self._tiles)
+
+    @property
+    def thread_limits(self) -> tuple[tuple[tuple[int, ...], float, float, float], ...]:
+        """Columns and constant whose product is a number of threads, the fewest and the most of them."""
+        threads = self._limits.threads if self._limits is not None else ()
+        return tuple((t.extent.columns, t.extent.constant, t.low, t.high) for t in threads)
+
+    @property
+    def categoricals(self) -> tuple[tuple[int, int], ...]:
+        """Column and number of candidates of each categorical with several."""
+        return tuple((one.column, one.count) for one in self._categoricals)
+
+    @property
     def place_columns(self) -> tuple[int, ...]:
         """Columns of the sampled compute locations."""
         return tuple(place.column for place in self._places)
