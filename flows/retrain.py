@@ -22,7 +22,12 @@ def reconcile_registry() -> int:
 
 @task(name="train and judge", cache_policy=NO_CACHE, persist_result=False)
 def train_and_judge(
-    device: str | None, from_scratch: bool, dry_run: bool, force: bool, strategy: str | None = None
+    device: str | None,
+    from_scratch: bool,
+    dry_run: bool,
+    force: bool,
+    strategy: str | None = None,
+    model: str = "mtl-tlp",
 ) -> dict[str, Any]:
     """Train, evaluate, register, judge, promote."""
     settings, store = _run.begin()
@@ -34,6 +39,7 @@ def train_and_judge(
         dry_run=dry_run,
         force=force,
         strategy=strategy,
+        model=model,
     )
 
 
@@ -44,15 +50,18 @@ def retrain(
     dry_run: bool = False,
     force: bool = False,
     strategy: str | None = None,
+    model: str = "mtl-tlp",
 ) -> dict[str, Any] | State[Any]:
     """Retrain every family that is due, or the one of `device`; `force` does not wait for new samples.
+
+    `model` is MTL-TLP or Felix's cost model.
 
     Ends as Skipped, with the reasons, if there was nothing to train.
     """
 
     def body() -> dict[str, Any] | State[Any]:
         _run.step(reconcile_registry)
-        report: dict[str, Any] = _run.step(train_and_judge, device, from_scratch, dry_run, force, strategy)
+        report: dict[str, Any] = _run.step(train_and_judge, device, from_scratch, dry_run, force, strategy, model)
         for one in (report, *report["others"]):
             _run.markdown(f"retrain-{one['model']}", gate_page.page(one), "Why a version was or was not promoted")
         if any(one["version"] for one in (report, *report["others"])):

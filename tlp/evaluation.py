@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,9 @@ from tlp.settings import Settings
 if TYPE_CHECKING:
     from tlp.model.checkpoint import Checkpoint
     from tlp.registry import Registry, ResolvedModel
+    from tlp.training.evaluate import Scorer
 
-BASELINES = ("random", "xgb", "mlp", "single")
+BASELINES = ("random", "xgb", "mlp", "single", "felix")
 PREDICTOR = "mtl-tlp"
 
 
@@ -33,9 +34,9 @@ def evaluate_version(
 
     A device is scored by the models of its language (`tlp.training.decision.training_language`).
 
-    Baselines are trained on each device's samples at the version's watermark (`tlp.training.compare`). A program that
-    TVM cannot replay has no features for `xgb` and `mlp`: on a device where one of them is compared, no predictor is
-    asked about it (`left_out` counts them).
+    `felix` is the promoted version of Felix's cost model; the other baselines are trained on each device's samples at
+    the version's watermark (`tlp.training.compare`). A program that TVM cannot replay has no features for `xgb` and
+    `mlp`: on a device where one of them is compared, no predictor is asked about it (`left_out` counts them).
 
     Args:
         store: the store.
@@ -98,7 +99,8 @@ def evaluate_version(
     results: dict[str, dict[str, PredictorResult]] = {}
     for name, (found, checkpoint) in resolved.items():
         devices = [device for device in measured if model_key(device.family, spoken[device.name]) == name]
-        results |= _evaluate_model(store, settings, found, checkpoint, devices, baselines, report)
+        beside = _promoted_felix(store, settings, registry, name, report) if "felix" in baselines else {}
+        results |= _evaluate_model(store, settings, found, checkpoint, devices, baselines, report, beside)
     if not results:
         raise InvalidInputError(
             "no held-out network has measured programs, at least two per task are needed",
@@ -156,6 +158,26 @@ def _resolve(
     return resolved, {name: exc.message for name, exc in missing.items()}
 
 
+def _promoted_felix(
+    store: MeasurementStore, settings: Settings, registry: Registry, key: str, report: dict[str, Any]
+) -> dict[str, Scorer]:
+    """The champion of Felix's model beside MTL-TLP's under a key; none, with a note, if there is none to be used."""
+    from tlp.felix import config as felix
+    from tlp.training.champion import find_champion
+    from tlp.training.scorers import scorer_of
+
+    try:
+        found = find_champion(registry, f"{felix.KIND}-{key}")
+    except ModelFormatError as exc:
+        report["notes"].append(f"{felix.KIND} left out: {exc.message}")
+        return {}
+    if found is None:
+        report["notes"].append(f"{felix.KIND} left out, no version is promoted: tlp train --model {felix.KIND}")
+        return {}
+    report["models"][registry.model_name(f"{felix.KIND}-{key}")] = str(found.version)
+    return {felix.KIND: scorer_of(found.loaded, store, settings)}
+
+
 def _evaluate_model(
     store: MeasurementStore,
     settings: Settings,
@@ -164,6 +186,7 @@ def _evaluate_model(
     devices: Sequence[Device],
     baselines: Sequence[str],
     report: dict[str, Any],
+    beside: Mapping[str, Scorer],
 ) -> dict[str, Any]:
     """Results per device and predictor; what happened on the way goes into `report`."""
     from tlp.model.encoders import language_of
@@ -204,13 +227,13 @@ def _evaluate_model(
                 evaluated_at=mark,
                 holdout=holdout,
             )
-        scorers = {PREDICTOR: version} | made.scorers
+        scorers = {PREDICTOR: version, **beside} | made.scorers
         ranked = evaluate(
             store, [name], scorers, watermark=mark, holdout=holdout, exclude=made.exclude, language=language
         ).devices
         if not ranked:
             made.leave_out_features(f"{name}: TVM can replay no two programs of any held-out task")
-            scorers = {PREDICTOR: version} | made.scorers
+            scorers = {PREDICTOR: version, **beside} | made.scorers
             ranked = evaluate(store, [name], scorers, watermark=mark, holdout=holdout, language=language).devices
         found |= ranked
         report["notes"] += made.notes

@@ -9,11 +9,11 @@ import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from storage import DeviceState, MeasurementStore, RunKind
 from tlp import runs
-from tlp.errors import BusyError, ModelFormatError, NotFoundError, TlpError, UserError
+from tlp.errors import BusyError, InvalidInputError, ModelFormatError, NotFoundError, TlpError, UserError
 from tlp.report.progress import say, track
 from tlp.settings import Settings
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tlp.training.decision import Decision
     from tlp.training.trainer import EpochReport
 
+_MTL_TLP: Final = "mtl-tlp"  # `tlp.model.checkpoint.KIND`, whose module imports torch
 RESULT = ("model", "version", "promoted", "samples", "strategy", "parent", "watermark")
 """What a finished run keeps of its report; `tlp.training.decision` reads it again."""
 
@@ -35,6 +36,14 @@ class _Request:
     from_scratch: bool
     dry_run: bool
     force: bool
+    kind: str = _MTL_TLP
+
+    @property
+    def auxiliaries(self) -> int | None:
+        """How many devices a training takes beside the one it is for and the champion's; None: all it can."""
+        from tlp.training.tasks import MAX_AUXILIARIES
+
+        return MAX_AUXILIARIES if self.kind == _MTL_TLP else None
 
 
 def retrain(
@@ -46,6 +55,7 @@ def retrain(
     dry_run: bool = False,
     force: bool = False,
     strategy: str | None = None,
+    model: str = _MTL_TLP,
 ) -> dict[str, Any]:
     """Train what is due, evaluate, register, and promote what passes the gate; one training of a family at a time.
 
@@ -61,6 +71,7 @@ def retrain(
         dry_run: only decide.
         force: train `device` without waiting for new samples.
         strategy: one of `tlp.training.incremental.STRATEGIES`; None: `train_strategy`.
+        model: which one, of `tlp.model.kinds.KINDS`; Felix has no strategy.
 
     Returns:
         `model, version (text or None), promoted, reason, gate, samples, seconds` of the first training, `decisions`
@@ -77,10 +88,17 @@ def retrain(
     from tlp.registry import Registry
     from tlp.training import incremental
     from tlp.training import retrain as training
+    from tlp.training.strategy import JOINT
 
     wanted = strategy or settings.train_strategy
     incremental.make_strategy(wanted, device=names[0])  # refused before anything else if there is none
-    request = _Request(wanted, from_scratch, dry_run, force)
+    training.check_kind(model)
+    if model != _MTL_TLP and strategy not in (None, JOINT):
+        raise InvalidInputError(
+            f"{model} is always trained from scratch and has no strategy {strategy!r}",
+            next_command=f"tlp train --model {model}",
+        )
+    request = _Request(wanted if model == _MTL_TLP else JOINT, from_scratch, dry_run, force, model)
     registry = Registry(settings, store)
     champions: dict[str, tuple[str, Manifest] | None] = {}
     decisions: list[dict[str, Any]] = []
@@ -89,7 +107,7 @@ def retrain(
     failed: dict[str, TlpError] = {}  # key → why it cannot be trained
     for name in names:
         family = store.get_device(name).family
-        key = keys[name] = training.model_key(family, training.training_language(store, name))
+        key = keys[name] = training.model_key(family, training.training_language(store, name), model)
         if key in failed:
             continue
         if key not in champions:
@@ -176,7 +194,7 @@ def _champion(store: MeasurementStore, registry: Registry, key: str, request: _R
     if found is None:
         return None
     version, manifest = found[0], found[1].manifest
-    if not request.dry_run:  # a process killed after its promotion had no time to say so
+    if not request.dry_run and request.kind == _MTL_TLP:  # a process killed after its promotion had no time to say so
         waiting = [
             row.name for row in store.list_devices() if row.name in manifest.heads and row.state is DeviceState.ENROLLED
         ]
@@ -195,7 +213,8 @@ def _decide(
         name,
         champion[1] if champion else None,
         force=request.force or request.from_scratch,
-        champion_version=champion[0] if champion else None,
+        champion_version=champion[0] if champion and request.kind == _MTL_TLP else None,
+        kind=request.kind,
     )
 
 
@@ -212,11 +231,12 @@ def _row(
     from tlp.training.strategy import JOINT
     from tlp.training.tasks import choose_tasks
 
-    parent = None if request.from_scratch or champion is None else champion[0]
+    parent = None if request.from_scratch or champion is None or request.kind != _MTL_TLP else champion[0]
     tasks = []
     if decision.train or request.dry_run:
         language = training.training_language(store, name)
-        tasks = choose_tasks(store, store.get_device(name), champion[1] if champion else None, language)
+        of_champion = champion[1] if champion else None
+        tasks = choose_tasks(store, store.get_device(name), of_champion, language, request.auxiliaries)
     return {
         "device": name,
         "family": family,
@@ -270,6 +290,7 @@ def _train_model(
             store.get_device(device),
             champion[1] if champion else None,
             training.training_language(store, device),
+            request.auxiliaries,
         )
         together = [task.device for task in tasks if task.role is not Role.KEPT]
         result = training.run_retrain(
@@ -281,6 +302,7 @@ def _train_model(
             force=request.force,
             strategy=make_strategy(request.strategy, device=device, tasks=together),
             on_progress=lambda epoch: update(epoch.epoch, _note(epoch), total=epoch.epochs),
+            kind=request.kind,
         )
         report = result.to_json() | {"version": None if result.version is None else str(result.version)}
         evaluation = result.report.to_json()["devices"] if result.report else {}

@@ -22,7 +22,8 @@ def evaluate(
         str,
         typer.Option(
             help="Baselines to compare with, comma-separated: random, xgb and mlp (TVM's cost models), single "
-            "(single-task TLP). All but random are trained first, on each device's samples of the same split."
+            "(single-task TLP), felix (the promoted version of Felix's cost model). xgb, mlp and single are trained "
+            "first, on each device's samples of the same split."
         ),
     ] = "random",
     family: Annotated[str | None, typer.Option(help="ISA family; default: every one with such a version.")] = None,

@@ -11,7 +11,9 @@ from tlp.cli._output import Output, command, group
 from tlp.report.progress import say
 
 Version = Annotated[str, typer.Argument(metavar="VERSION", help="Version number.")]
-Family = Annotated[str | None, typer.Option(help="ISA family; needed only if the fleet has several.")]
+Family = Annotated[
+    str | None, typer.Option(help="ISA family; needed only if the fleet has several. felix-FAMILY: Felix's cost model.")
+]
 Reason = Annotated[str, typer.Option(help="Why; goes into the history.")]
 
 
@@ -123,9 +125,13 @@ def _family(store: Any, registry: Any, family: str | None) -> str:
     """The family meant: the one given, else the only one that has a model."""
     from tlp.errors import InvalidInputError, NotFoundError
 
-    known: list[str] = sorted({v.model.removeprefix(registry.model_name("")) for v in registry.list_versions()})
     if family is not None:
         return family
+    from tlp.registry import family_of
+
+    known: list[str] = sorted({family_of(v.model) for v in registry.list_versions()})
+    plain = [key for key in known if registry.model_name(key) != key]
+    known = plain or known  # a model beside MTL-TLP's is meant only if it is named
     if not known:
         raise NotFoundError("no model is registered yet", next_command="tlp train" if store.watermark() else "tlp demo")
     if len(known) > 1:

@@ -27,10 +27,15 @@ def train(
             help="How new samples enter the model: joint, fine-tune, replay, distill; default: train_strategy."
         ),
     ] = None,
+    model: Annotated[
+        str, typer.Option(help="mtl-tlp, or felix: the cost model of --search felix, registered as felix-FAMILY.")
+    ] = "mtl-tlp",
 ) -> Output:
     """Train MTL-TLP, evaluate it on the held-out networks, register it, and promote it if it passes the gate.
 
     A device that has Ansor samples only is trained in Ansor's language, as a model of its own (mtl-tlp-ansor-FAMILY).
+    Felix is trained from scratch, all devices of a family that have their samples together; the features of its
+    programs are extracted first, 9 ms each, once.
     """
     from tlp.report import decisions, tables
 
@@ -41,5 +46,6 @@ def train(
         dry_run=dry_run,
         force=device is not None,
         strategy=strategy,
+        model=model,
     )
     return Output(report, lambda: decisions.dry_run(report) if dry_run else tables.train_report(report))

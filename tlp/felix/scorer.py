@@ -13,7 +13,7 @@ from torch import Tensor
 
 from storage import Device, MeasurementStore, Sketch
 from tlp.felix.checkpoint import FelixCheckpoint
-from tlp.felix.stores import StoreReader, Stores
+from tlp.felix.stores import StoreReader
 from tlp.model.nearest import nearest_head
 from tlp.training.evaluate import Scorer
 
@@ -59,6 +59,13 @@ class FelixModel:
     def hidden(self, features: Tensor, mask: Tensor) -> Tensor:
         """What the head's linear layer reads: `(N, S, F)` and `(N, S)` → `(N, C)`; differentiable."""
         return self._network.hidden(features, mask)
+
+    def score_features(self, features: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Scores of `(N, S, F)` features without gradients; stores whose features are all 0 are none. `(N,)`."""
+        stores = torch.from_numpy(features)
+        with torch.inference_mode():
+            scores: npt.NDArray[np.float32] = self.score(stores, (stores != 0).any(dim=-1)).numpy()
+        return scores
 
     def linear(self) -> tuple[Tensor, Tensor]:
         """The head: weights `(C,)` and bias `()`, so that score = hidden · weights + bias."""
@@ -106,13 +113,6 @@ class FelixScorer(Scorer):
         known = np.flatnonzero(stores.known)
         scores = np.zeros(len(programs), np.float32)
         if len(known):
-            scores[known] = _score(model, stores.take(known))
+            scores[known] = model.score_features(stores.take(known).padded()[0])
             scores[~stores.known] = scores[known].min() - 1.0
         return scores
-
-
-def _score(model: FelixModel, stores: Stores) -> npt.NDArray[np.float32]:
-    features, mask = stores.padded()
-    with torch.inference_mode():
-        scores: npt.NDArray[np.float32] = model.score(torch.from_numpy(features), torch.from_numpy(mask)).numpy()
-    return scores

@@ -13,7 +13,7 @@ from tlp.errors import InvalidInputError, NotFoundError, RegistryError
 from tlp.registry import _history
 from tlp.registry._mlflow import retrying
 from tlp.registry._read import Reader, none_if_missing, numbers
-from tlp.registry._types import CHAMPION, MODEL_PREFIX, REJECTED, pin_alias, rejected_tag
+from tlp.registry._types import CHAMPION, REJECTED, family_of, pin_alias, rejected_tag
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -134,7 +134,7 @@ class Mover:
         """The options that say on the command line which alias of which model is meant."""
         if alias != CHAMPION:
             return f" --device {alias.removeprefix(pin_alias(''))}"
-        return f" --family {model.removeprefix(MODEL_PREFIX)}" if len(self._read.models()) > 1 else ""
+        return f" --family {family_of(model)}" if len(self._read.models()) > 1 else ""
 
     def reconcile(self, model: str) -> list[ModelEvent]:
         """Record the moves of the model's aliases that have no record; see `Registry.reconcile`."""

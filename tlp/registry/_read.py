@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tlp.errors import NotFoundError
 from tlp.registry._mlflow import error_code, retrying
-from tlp.registry._types import CHAMPION, MODEL_PREFIX, ModelVersion, pin_alias
+from tlp.registry._types import CHAMPION, PREFIXES, ModelVersion, pin_alias
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -41,9 +41,13 @@ class Reader:
 
     def models(self) -> list[str]:
         """Names of our registered models."""
-        found = retrying(
-            lambda: self._client.search_registered_models(f"name LIKE '{MODEL_PREFIX}%'", max_results=1000)
-        )
+        found: list[Any] = []
+        for prefix in PREFIXES:  # MLflow's filters have no OR
+            found += retrying(
+                lambda prefix=prefix: self._client.search_registered_models(  # type: ignore[misc]
+                    f"name LIKE '{prefix}%'", max_results=1000
+                )
+            )
         return sorted(str(model.name) for model in found)
 
     def aliases(self, model: str) -> dict[str, int]:

@@ -23,10 +23,10 @@ from tlp.registry._moves import Mover
 from tlp.registry._read import Reader
 from tlp.registry._types import (
     CHAMPION,
-    MODEL_PREFIX,
     ModelVersion,
     ResolvedModel,
     check_alias,
+    family_of,
     model_name,
     pin_alias,
 )
@@ -62,7 +62,7 @@ class Registry:
     # -- versions ---------------------------------------------------------------------------------------------
     @staticmethod
     def model_name(family: str) -> str:
-        """The registered model of an ISA family: `mtl-tlp-<family>`."""
+        """The registered model of an ISA family: `mtl-tlp-<family>`, or `felix-<family>` asked for under that name."""
         return model_name(family)
 
     def ensure(self) -> None:
@@ -335,7 +335,7 @@ class Registry:
         events = []
         with self._mapped("reconciling aliases"):
             for model in self._read.models():
-                with self._moving(model.removeprefix(MODEL_PREFIX)):
+                with self._moving(family_of(model)):
                     events += self._mover().reconcile(model)
         return events
 

@@ -12,14 +12,21 @@ from typing import Any, Final
 from tlp.errors import InvalidInputError
 
 MODEL_PREFIX: Final = "mtl-tlp-"
+FELIX_PREFIX: Final = "felix-"
+PREFIXES: Final = (MODEL_PREFIX, FELIX_PREFIX)
 CHAMPION: Final = "champion"
 REJECTED: Final = "rejected"
 ALIAS_PATTERN: Final = re.compile(r"(?!v\d+$)(?!latest$)[A-Za-z0-9_\-]{1,100}")
 
 
 def model_name(family: str) -> str:
-    """The registered model of an ISA family, e.g. `mtl-tlp-x86_64`."""
-    return MODEL_PREFIX + family
+    """The registered model of an ISA family, e.g. `mtl-tlp-x86_64`; Felix's is asked for as `felix-x86_64`."""
+    return family if family.startswith(FELIX_PREFIX) else MODEL_PREFIX + family
+
+
+def family_of(model: str) -> str:
+    """The inverse of `model_name`."""
+    return model.removeprefix(MODEL_PREFIX)
 
 
 def pin_alias(device: str) -> str:

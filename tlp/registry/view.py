@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 from storage import MeasurementStore
-from tlp.registry._types import CHAMPION, MODEL_PREFIX, pin_alias
+from tlp.registry._types import CHAMPION, PREFIXES, pin_alias
 from tlp.settings import Settings
 from tlp.training import kept
 
@@ -91,9 +91,11 @@ def _rest(base: str) -> dict[str, _Model]:
     found: dict[str, _Model] = {}
     api = f"{base}/api/2.0/mlflow"
     with httpx.Client(timeout=_TIMEOUT_S) as client:
-        answer = client.get(f"{api}/registered-models/search", params={"filter": f"name LIKE '{MODEL_PREFIX}%'"})
-        for listed in answer.raise_for_status().json().get("registered_models", []):
-            name = str(listed["name"])
+        names: list[str] = []
+        for prefix in PREFIXES:
+            answer = client.get(f"{api}/registered-models/search", params={"filter": f"name LIKE '{prefix}%'"})
+            names += [str(m["name"]) for m in answer.raise_for_status().json().get("registered_models", [])]
+        for name in names:
             # a search leaves the aliases out, so each model is asked for by name
             one = client.get(f"{api}/registered-models/get", params={"name": name}).raise_for_status().json()
             aliases = {str(a["alias"]): str(a["version"]) for a in one["registered_model"].get("aliases", [])}
@@ -108,7 +110,7 @@ def _sqlite(path: Path) -> dict[str, _Model]:
     found: dict[str, _Model] = {}
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=_TIMEOUT_S)) as connection:
         for (name,) in connection.execute(
-            "SELECT name FROM registered_models WHERE name LIKE ?", (f"{MODEL_PREFIX}%",)
+            "SELECT name FROM registered_models WHERE name LIKE ? OR name LIKE ?", [f"{prefix}%" for prefix in PREFIXES]
         ):
             found[name] = _Model()
         for name, count in connection.execute("SELECT name, count(*) FROM model_versions GROUP BY name"):

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from tlp.errors import NotFoundError
-from tlp.model.checkpoint import Checkpoint
+from tlp.model.checkpoint import Checkpoint, Model
+from tlp.model.kinds import load_model
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -105,9 +106,13 @@ def load_champion(registry: ModelRegistry, key: str) -> tuple[str, Checkpoint] |
 
 
 def find_champion(registry: ModelRegistry, key: str) -> Usable | None:
-    """`load_champion` with the reason if it is not the champion; `loaded` is a `Checkpoint`."""
+    """`load_champion` with the reason if it is not the champion; `loaded` is a model of the key's kind."""
+
+    def load(resolved: Any) -> Model:
+        return load_model(resolved.checkpoint_dir)
+
     try:
-        found = registry.usable(key, None, lambda resolved: Checkpoint.load(resolved.checkpoint_dir))
+        found = registry.usable(key, None, load)
     except NotFoundError:
         return None
     if found.fallback:

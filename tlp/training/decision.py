@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from storage import Device, MeasurementStore, Run, RunKind, RunState
 from tlp import quality
-from tlp.model.checkpoint import Manifest
+from tlp.model.checkpoint import KIND, Manifest
 from tlp.model.encoders import LANGUAGES, METASCHEDULE
 from tlp.runs import OUT_OF_WORK
 from tlp.settings import Settings
@@ -31,6 +31,9 @@ __all__ = [
 ]
 
 
+_LOOKED_BACK = 16  # trainings of a device, of other models too
+
+
 @dataclass(frozen=True)
 class Decision:
     """Whether a device makes a training due.
@@ -46,9 +49,13 @@ class Decision:
     numbers: Mapping[str, int]
 
 
-def model_key(family: str, language: str) -> str:
-    """What the registry calls the models of an ISA family in a language: `x86_64`, or `ansor-x86_64` for Ansor's."""
-    return family if language == METASCHEDULE else f"{language}-{family}"
+def model_key(family: str, language: str, kind: str = KIND) -> str:
+    """What the registry calls the models of an ISA family in a language: `x86_64`, or `ansor-x86_64` for Ansor's.
+
+    Models of another kind than MTL-TLP have it in front: `felix-x86_64`.
+    """
+    key = family if language == METASCHEDULE else f"{language}-{family}"
+    return key if kind == KIND else f"{kind}-{key}"
 
 
 def training_language(store: MeasurementStore, device: str) -> str:
@@ -73,6 +80,7 @@ def decide(
     *,
     force: bool = False,
     champion_version: int | str | None = None,
+    kind: str = KIND,
 ) -> Decision:
     """Whether `device` makes a training due, in its language (`training_language`).
 
@@ -88,6 +96,7 @@ def decide(
         champion: its manifest; None: there is none.
         force: a person asked for it.
         champion_version: the champion's number, for its live accuracy; None: that is not looked at.
+        kind: of the model.
 
     Raises:
         NotFoundError: no such device.
@@ -96,7 +105,12 @@ def decide(
     counts = store.sample_languages()[device]
     language = choose_language({device: counts}, [device])
     have = counts.get(language, 0)
-    found = _decide(store, settings, row, champion, language, have, force, champion_version)
+    if kind != KIND and language != METASCHEDULE and not force:
+        return Decision(
+            False, f"{device} has no samples of {METASCHEDULE}, which is what {kind} reads", {"samples": have}
+        )
+    key = model_key(row.family, language, kind)
+    found = _decide(store, settings, row, champion, language, have, force, champion_version, key)
     return Decision(found.train, found.reason + _languages_note(counts, language), found.numbers)
 
 
@@ -119,6 +133,7 @@ def _decide(
     have: int,
     force: bool,
     champion_version: int | str | None,
+    key: str,
 ) -> Decision:
     device = row.name
     numbers = {"samples": have, "min_samples": row.min_samples}
@@ -127,7 +142,7 @@ def _decide(
     if have == 0:
         return Decision(False, f"{device} has no samples yet", numbers)
     if force:
-        found = _decide(store, settings, row, champion, language, have, False, champion_version)
+        found = _decide(store, settings, row, champion, language, have, False, champion_version, key)
         by_itself = "" if found.train else f" (by itself it would wait: {found.reason})"
         return Decision(True, f"asked for, with {have} samples of {device}{by_itself}", found.numbers)
     needed = min(settings.retrain_min_new_samples, row.min_samples)
@@ -154,14 +169,20 @@ def _decide(
             fell = quality.fell(store, settings, device, str(champion_version))
         if fell is not None:
             found = Decision(True, f"{fell}; {since}", numbers)
-    return _unless_judged(store, found, device, language, needed, champion_version) if found.train else found
+    return _unless_judged(store, found, device, language, needed, champion_version, key) if found.train else found
 
 
 def _unless_judged(
-    store: MeasurementStore, due: Decision, device: str, language: str, needed: int, champion_version: int | str | None
+    store: MeasurementStore,
+    due: Decision,
+    device: str,
+    language: str,
+    needed: int,
+    champion_version: int | str | None,
+    key: str,
 ) -> Decision:
     """A training that is due, unless the last one on nearly these samples gave what the gate stopped."""
-    last = _last_training(store, device)
+    last = _last_training(store, device, key)
     if last is None or last.result.get("promoted") or "watermark" not in last.result:
         return due
     parent, mark = last.result.get("parent"), int(last.result["watermark"])
@@ -177,8 +198,9 @@ def _unless_judged(
     return Decision(False, why, {**due.numbers, "new_samples": new, "needed": needed, "watermark": mark})
 
 
-def _last_training(store: MeasurementStore, device: str) -> Run | None:
-    """The newest training for a device that made a version."""
-    for run in store.list_runs(kind=RunKind.TRAIN, state=RunState.DONE, device=device, limit=1):
-        return run if run.result.get("version") is not None else None
+def _last_training(store: MeasurementStore, device: str, key: str) -> Run | None:
+    """The newest training of a model for a device, if it made a version."""
+    for run in store.list_runs(kind=RunKind.TRAIN, state=RunState.DONE, device=device, limit=_LOOKED_BACK):
+        if run.params.get("family", key) == key:
+            return run if run.result.get("version") is not None else None
     return None

@@ -29,7 +29,7 @@ from pydantic import TypeAdapter
 from tlp.errors import InvalidInputError, RegistryError
 
 if TYPE_CHECKING:
-    from tlp.model.checkpoint import Checkpoint
+    from tlp.model.checkpoint import Model
     from tlp.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ class KeptCandidate:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def keep(settings: Settings, candidate: Checkpoint, facts: Facts) -> KeptCandidate:
+def keep(settings: Settings, candidate: Model, facts: Facts) -> KeptCandidate:
     """Write a trained model down. Raises InvalidInputError: the folder cannot be written."""
     final = settings.pending_dir / f"{facts.key}-{uuid.uuid4().hex[:12]}"
     aside = final.with_name(f"{_ASIDE}partial-{final.name}")

@@ -9,8 +9,13 @@ from typing import Any
 
 from storage import Device, MeasurementStore
 from tlp._faults import reached
-from tlp.errors import ModelFormatError
-from tlp.model.checkpoint import Checkpoint, Manifest
+from tlp.errors import InvalidInputError, ModelFormatError
+from tlp.felix import config as felix
+from tlp.felix.stores import StoreReader
+from tlp.felix.training import options_of, read_stores, train_felix
+from tlp.model.checkpoint import KIND, Checkpoint, Manifest, Model
+from tlp.model.encoders import METASCHEDULE
+from tlp.model.kinds import KINDS
 from tlp.registry import model_name
 from tlp.settings import Settings
 from tlp.training.champion import ModelRegistry, Resolved, find_champion, load_champion
@@ -37,6 +42,7 @@ __all__ = [
     "ModelRegistry",
     "Resolved",
     "RetrainResult",
+    "check_kind",
     "choose_devices",
     "decide",
     "load_champion",
@@ -103,6 +109,7 @@ def run_retrain(
     force: bool = False,
     strategy: Strategy | None = None,
     on_progress: OnEpoch | None = None,
+    kind: str = KIND,
 ) -> RetrainResult:
     """Retrain the device's family if the device makes it due, judge the result, register it, promote it if it passed.
 
@@ -122,6 +129,8 @@ def run_retrain(
         force: train even if not due.
         strategy: None: `JointStrategy`.
         on_progress: called after each epoch.
+        kind: which model, one of `tlp.model.kinds.KINDS`. Felix is always trained from scratch, all devices of the
+            family that have their samples together, on MTL-TLP's snapshot and split.
 
     Raises:
         NotFoundError: no such device.
@@ -132,7 +141,13 @@ def run_retrain(
     started = time.monotonic()
     row = store.get_device(device)
     language = training_language(store, device)
-    key = model_key(row.family, language)
+    check_kind(kind)
+    if kind == felix.KIND and language != METASCHEDULE:
+        raise InvalidInputError(
+            f"{device} has samples of {language} only, and Felix reads {METASCHEDULE}'s",
+            next_command=f"tlp measure {device} --samples 500",
+        )
+    key = model_key(row.family, language, kind)
     finished = submit_kept(store, settings, registry, key)
     try:
         champion = patiently(settings, lambda: find_champion(registry, key))
@@ -148,7 +163,9 @@ def run_retrain(
         device,
         manifest,
         force=force or from_scratch,
-        champion_version=champion.version if champion else None,
+        # Live accuracy is of what tuning asks: MTL-TLP.
+        champion_version=champion.version if champion and kind == KIND else None,
+        kind=kind,
     )
     if not decision.train:
         if finished:
@@ -156,15 +173,21 @@ def run_retrain(
         return RetrainResult(
             model_name(key), None, False, decision.reason, None, {}, time.monotonic() - started, warnings=warnings
         )
-    parent = None if from_scratch or champion is None else (str(champion.version), champion.loaded)
-    dataset = _dataset(store, settings, row, parent, manifest, language)
-    candidate = (strategy or JointStrategy()).train(
-        dataset,
-        TrainOptions.from_settings(settings),
-        parent=parent[1] if parent else None,
-        parent_version=parent[0] if parent else None,
-        on_epoch=on_progress,
-    )
+    fresh = from_scratch or champion is None or kind != KIND
+    parent = None if fresh or champion is None else (str(champion.version), champion.loaded)
+    dataset = _dataset(store, settings, row, parent, manifest, language, MAX_AUXILIARIES if kind == KIND else None)
+    candidate: Model
+    if kind == KIND:
+        candidate = (strategy or JointStrategy()).train(
+            dataset,
+            TrainOptions.from_settings(settings),
+            parent=parent[1] if parent else None,
+            parent_version=parent[0] if parent else None,
+            on_epoch=on_progress,
+        )
+    else:
+        reader = StoreReader(store, row.target, settings.cache_dir / "per-store")
+        candidate = train_felix(read_stores(dataset, reader), options_of(settings), on_epoch=on_progress)
     reached("trained")
     facts = Facts(
         key=key,
@@ -180,6 +203,14 @@ def run_retrain(
     kept = keep(settings, candidate, facts)
     reached("kept")
     return _result(submit(store, settings, registry, kept, candidate), started)
+
+
+def check_kind(kind: str) -> None:
+    """Raises InvalidInputError: there is no such model."""
+    if kind not in KINDS:
+        raise InvalidInputError(
+            f"model {kind!r} is not known, there is {', '.join(KINDS)}", next_command="tlp train --model felix"
+        )
 
 
 def _result(done: Submitted, started: float) -> RetrainResult:
@@ -204,11 +235,12 @@ def _dataset(
     parent: tuple[str, Checkpoint] | None,
     champion: Manifest | None,
     language: str,
+    auxiliaries: int | None,
 ) -> Dataset:
     start = parent[1] if parent else None
     return build_dataset(
         store,
-        choose_devices(store, device, champion, language),
+        choose_devices(store, device, champion, language, auxiliaries),
         vocabulary=start.vocabulary if start else None,
         encoder_version=start.encoder_version if start else None,
         length=start.config.length if start else None,

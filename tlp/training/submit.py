@@ -26,17 +26,19 @@ from tlp.errors import (
     RegistryError,
     RegistryUnavailableError,
 )
-from tlp.model.checkpoint import MANIFEST, Checkpoint, Manifest
+from tlp.model.checkpoint import KIND, MANIFEST, Manifest, Model
+from tlp.model.kinds import load_model
 from tlp.registry import VersionFacts, model_name
 from tlp.report import gate_page, plots
 from tlp.settings import Settings
 from tlp.training import kept as keeping
 from tlp.training.champion import ModelRegistry, Usable, find_champion
 from tlp.training.dataset import choose_language
-from tlp.training.evaluate import CheckpointScorer, EvaluationReport, evaluate
-from tlp.training.gate import CANDIDATE, CHAMPION, GateVerdict, judge
+from tlp.training.evaluate import EvaluationReport, evaluate
+from tlp.training.gate import CHAMPION, GateVerdict, judge
 from tlp.training.holdout import Holdout
 from tlp.training.kept import Judged, KeptCandidate
+from tlp.training.scorers import scorer_of
 from tlp.training.screen import ScreenedScorer
 
 log = logging.getLogger(__name__)
@@ -130,7 +132,7 @@ def submit(
     settings: Settings,
     registry: ModelRegistry,
     candidate: KeptCandidate,
-    model: Checkpoint | None = None,
+    model: Model | None = None,
 ) -> Submitted:
     """Judge, register, promote if it passed, record; then the kept folder goes. The caller holds the train lock.
 
@@ -154,7 +156,7 @@ def _submit(
     settings: Settings,
     registry: ModelRegistry,
     candidate: KeptCandidate,
-    model: Checkpoint | None,
+    model: Model | None,
 ) -> Submitted:
     facts, report = candidate.facts, None
     version = patiently(settings, lambda: registry.find_submission(facts.key, candidate.submission))
@@ -172,7 +174,7 @@ def _submit(
     promoted, reason = False, "; ".join(gate.reasons)
     if gate.passed:
         promoted, reason = _promote(settings, registry, candidate, judged, version, reason)
-    if promoted:
+    if promoted and manifest.kind == KIND:  # what tuning asks by itself
         heads = _speakers(store, manifest.heads, facts.language)
         mark_serving(store, heads, f"version {version} of {model_name(facts.key)} was promoted")
     reached("served")
@@ -194,22 +196,21 @@ def _judge(
     store: MeasurementStore,
     settings: Settings,
     candidate: KeptCandidate,
-    model: Checkpoint | None,
+    model: Model | None,
     champion: Usable | None,
     alias: int | None,
 ) -> tuple[Judged, EvaluationReport]:
     facts = candidate.facts
     version = None if champion is None else champion.version
     try:
-        loaded = model or Checkpoint.load(candidate.checkpoint_dir)
+        loaded = model or load_model(candidate.checkpoint_dir)
     except ModelFormatError as exc:
         refused = GateVerdict(False, (exc.message,), ())
         return Judged(version, alias, refused.to_json(), {}, {}), EvaluationReport({}, 0)
+    called = loaded.manifest.kind
     scorers = {
-        name: ScreenedScorer(
-            CheckpointScorer(checkpoint, threads=settings.torch_threads, torch_device=settings.torch_device)
-        )
-        for name, checkpoint in ((CANDIDATE, loaded), (CHAMPION, champion.loaded if champion else None))
+        name: ScreenedScorer(scorer_of(checkpoint, store, settings))
+        for name, checkpoint in ((called, loaded), (CHAMPION, champion.loaded if champion else None))
         if checkpoint is not None
     }
     heads = set(loaded.heads) | set(champion.loaded.heads if champion else ())
@@ -227,9 +228,10 @@ def _judge(
         report,
         settings,
         trained=[facts.device],
+        candidate=called,
         champion=CHAMPION if champion else None,
         others=[name for name in names if name != facts.device],
-        defects=scorers[CANDIDATE].defects(),
+        defects=scorers[called].defects(),
         remedies={facts.device: more_held_out(store.get_device(facts.device), store.list_networks())},
     )
     plots.draw_all(report, loaded.manifest.curves, candidate.figures_dir)
@@ -246,10 +248,10 @@ def _metrics(manifest: Manifest, report: EvaluationReport, verdict: GateVerdict,
     }
     metrics |= {f"samples.{name}": float(count) for name, count in manifest.samples.items()}
     for name, predictors in report.devices.items():
-        metrics |= {f"top{k}.{name}": predictors[CANDIDATE].top(k) for k in (1, 5)}
+        metrics |= {f"top{k}.{name}": predictors[manifest.kind].top(k) for k in (1, 5)}
     metrics |= {f"gain.top{c.k}.{c.device}": c.difference for c in verdict.comparisons}
     if device in report.devices:
-        metrics |= {f"top{k}": report.devices[device][CANDIDATE].top(k) for k in (1, 5)}
+        metrics |= {f"top{k}": report.devices[device][manifest.kind].top(k) for k in (1, 5)}
     return metrics
 
 

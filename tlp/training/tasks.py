@@ -63,13 +63,17 @@ class Task:
 
 
 def choose_tasks(
-    store: MeasurementStore, device: Device, champion: Manifest | None, language: str = METASCHEDULE
+    store: MeasurementStore,
+    device: Device,
+    champion: Manifest | None,
+    language: str = METASCHEDULE,
+    auxiliaries: int | None = MAX_AUXILIARIES,
 ) -> list[Task]:
     """The heads of the next version, the focus first, then auxiliaries by nearness, then what is kept by name.
 
-    Auxiliaries are the nearest `MAX_AUXILIARIES` (by ISA, then by rank correlation) among the champion's heads with
-    samples and the devices of the family whose quota of samples in that language is full. Kept are the champion's other
-    heads whose device the store has.
+    Auxiliaries are the nearest `auxiliaries` (by ISA, then by rank correlation; None: all) among the champion's heads
+    with samples and the devices of the family whose quota of samples in that language is full. Kept are the champion's
+    other heads whose device the store has.
     """
     counts = {name: of.get(language, 0) for name, of in store.sample_languages().items()}
     heads = set(champion.heads) if champion else set()
@@ -81,24 +85,28 @@ def choose_tasks(
         return similarity(device.target, d.target, found.get(d.name)), counts[d.name], d.name
 
     ranked = sorted(able, key=nearness, reverse=True)
-    auxiliaries, rest = ranked[:MAX_AUXILIARIES], [d for d in family if d.name in heads]
-    chosen = {d.name for d in auxiliaries}
+    nearest, rest = ranked[:auxiliaries], [d for d in family if d.name in heads]
+    chosen = {d.name for d in nearest}
     tasks = [Task(device.name, Role.FOCUS, counts[device.name], None, "the training is for it")]
-    for place, d in enumerate(auxiliaries, 1):
+    for place, d in enumerate(nearest, 1):
         why = f"nearest {place} of {len(able)}: {_nearness(device, d, found.get(d.name))}"
         tasks.append(Task(d.name, Role.AUXILIARY, counts[d.name], found.get(d.name), why))
     for d in sorted(rest, key=lambda d: d.name):
         if d.name not in chosen:
-            why = f"head of the champion, not among the {MAX_AUXILIARIES} nearest"
+            why = f"head of the champion, not among the {len(nearest)} nearest"
             tasks.append(Task(d.name, Role.KEPT, counts[d.name], found.get(d.name), why))
     return tasks
 
 
 def choose_devices(
-    store: MeasurementStore, device: Device, champion: Manifest | None, language: str = METASCHEDULE
+    store: MeasurementStore,
+    device: Device,
+    champion: Manifest | None,
+    language: str = METASCHEDULE,
+    auxiliaries: int | None = MAX_AUXILIARIES,
 ) -> list[str]:
     """Names of the heads of the next version, sorted; see `choose_tasks`."""
-    return sorted(task.device for task in choose_tasks(store, device, champion, language))
+    return sorted(task.device for task in choose_tasks(store, device, champion, language, auxiliaries))
 
 
 def _nearness(device: Device, other: Device, correlation: float | None) -> str:

@@ -1,0 +1,183 @@
+"""Felix's model beside MTL-TLP's: trained, judged, registered in a real MLflow, promoted, rolled back, shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from storage import DeviceState, MeasurementStore, RunKind
+from tests.tlp import small_fleet
+from tests.tlp.registry.helpers import client_of
+from tlp import retraining, status
+from tlp.errors import InvalidInputError, NotFoundError
+from tlp.evaluation import evaluate_version
+from tlp.felix.checkpoint import FelixCheckpoint
+from tlp.felix.scorer import FelixModel
+from tlp.felix.stores import StoreReader
+from tlp.home import open_home
+from tlp.model.checkpoint import Checkpoint
+from tlp.registry import Registry, family_of, model_name
+from tlp.settings import Settings
+from tlp.training import kept
+from tlp.training import retrain as training
+
+FAMILY, KEY, MODEL = "x86_64", "felix-x86_64", "felix-x86_64"
+
+
+@pytest.fixture
+def quick(mlflow_settings: Settings) -> Settings:
+    limits = {"train_epochs": 3, "train_batch_groups": 2, "torch_threads": 1, "gate_bootstrap": 50}
+    return mlflow_settings.model_copy(update=limits)
+
+
+@pytest.fixture
+def fleet(quick: Settings) -> MeasurementStore:
+    store = open_home(quick)
+    small_fleet.fill(store)
+    return store
+
+
+@pytest.fixture
+def lenient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every candidate passes: what is tested is what comes after. Few programs leave the gate's verdict to luck."""
+    monkeypatch.setattr("tlp.training.gate._problem", lambda *_: None)
+
+
+def train(store: MeasurementStore, settings: Settings, **options: Any) -> dict[str, Any]:
+    return retraining.retrain(store, settings, device=small_fleet.DEVICE, force=True, **options)
+
+
+@pytest.mark.parametrize("key", ["x86_64", "ansor-x86_64", "felix-x86_64"])
+def test_a_key_is_found_again_from_the_model_s_name(key: str) -> None:
+    assert family_of(model_name(key)) == key
+    assert model_name("felix-x86_64") == "felix-x86_64" and model_name("x86_64") == "mtl-tlp-x86_64"
+
+
+def test_the_life_of_a_model_beside_another(fleet: MeasurementStore, quick: Settings, lenient: None) -> None:
+    plan = train(fleet, quick, model="felix", dry_run=True)
+    assert plan["model"] == MODEL and plan["reason"].startswith("would train")
+    assert fleet.list_runs(kind=RunKind.TRAIN) == []
+    done = train(fleet, quick, model="felix")
+    assert (done["model"], done["version"], done["promoted"], done["parent"]) == (MODEL, "1", True, None)
+    assert fleet.get_device(small_fleet.DEVICE).state is not DeviceState.SERVING  # tuning asks MTL-TLP by itself
+    other = train(fleet, quick)
+    assert (other["model"], other["version"], other["promoted"]) == ("mtl-tlp-x86_64", "1", True)
+    assert fleet.get_device(small_fleet.DEVICE).state is DeviceState.SERVING
+    assert done["watermark"] == other["watermark"] and done["samples"] == other["samples"]
+
+    registry = Registry(quick, fleet)
+    assert {v.model for v in registry.list_versions()} == {MODEL, "mtl-tlp-x86_64"}
+    resolved = registry.resolve(KEY)
+    loaded = FelixCheckpoint.load(resolved.checkpoint_dir)
+    assert loaded.manifest.metrics["programs"] > 0 and resolved.tags["gate"] == "passed"
+    assert Checkpoint.load(registry.resolve(FAMILY).checkpoint_dir).heads == loaded.heads
+    page = registry.show(KEY, 1)
+    assert page.metrics["top1"] == pytest.approx(done["evaluation"][small_fleet.DEVICE]["felix"]["top1"])
+    looked = status.collect(quick, fleet)
+    assert {m["name"]: m["champion_version"] for m in looked["models"]} == {MODEL: "1", "mtl-tlp-x86_64": "1"}
+
+    again = train(fleet, quick.model_copy(update={"seed": 1}), model="felix")
+    assert (again["version"], again["promoted"]) == ("2", True)
+    assert "champion" in again["reason"]  # judged against version 1
+    event = registry.rollback(KEY)
+    assert (event.model, event.from_version, event.to_version) == (MODEL, "2", "1")
+    assert registry.resolve(KEY).version == 1 and registry.resolve(FAMILY).version == 1
+    client_of(quick).set_registered_model_alias(MODEL, "champion", "2")  # what MLflow's page sends
+    (moved,) = registry.reconcile()
+    assert (moved.model, moved.by.value, moved.to_version) == (MODEL, "person", "2")
+    assert registry.history(FAMILY)[-1].to_version == "1"
+
+
+def test_one_model_s_trainings_do_not_make_the_other_wait(fleet: MeasurementStore, quick: Settings) -> None:
+    """A candidate that the gate stopped keeps its own model from training again, not the other."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tlp.training.gate._problem", lambda *_: "is no good")
+        assert train(fleet, quick, model="felix")["promoted"] is False
+    device = small_fleet.DEVICE
+    assert not training.decide(fleet, quick, device, None, kind="felix").train
+    assert "did not pass the gate" in training.decide(fleet, quick, device, None, kind="felix").reason
+    assert training.decide(fleet, quick, device, None).train
+
+
+def test_what_a_kill_leaves_is_gone_on_with(
+    fleet: MeasurementStore, quick: Settings, lenient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(place: str) -> None:
+        if place == "kept":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tlp.training.retrain.reached", die)
+        with pytest.raises(KeyboardInterrupt):
+            train(fleet, quick, model="felix")
+    (waiting,) = kept.find(quick)
+    assert waiting.facts.key == KEY
+    (done,) = training.submit_kept(fleet, quick, Registry(quick, fleet))
+    assert (done.model, done.version, done.promoted) == (MODEL, 1, True)
+    assert kept.find(quick) == []
+
+
+def test_it_is_evaluated_beside_mtl_tlp(fleet: MeasurementStore, quick: Settings, lenient: None) -> None:
+    train(fleet, quick)
+    without = evaluate_version(fleet, quick, baselines=["felix"])
+    assert any("tlp train --model felix" in note for note in without["notes"])
+    train(fleet, quick, model="felix")
+    report = evaluate_version(fleet, quick, baselines=["felix", "xgb"])
+    assert set(report["devices"][small_fleet.DEVICE]) == {"random", "mtl-tlp", "felix", "xgb"}
+    assert report["models"] == {"mtl-tlp-x86_64": "1", MODEL: "1"}
+
+
+def test_mlflow_serves_it(fleet: MeasurementStore, quick: Settings, lenient: None) -> None:
+    import mlflow
+
+    train(fleet, quick, model="felix")
+    resolved = Registry(quick, fleet).resolve(KEY)
+    served = mlflow.pyfunc.load_model(str(resolved.checkpoint_dir.parents[1]))
+    sketch = next(s for s in fleet.get_sketches())
+    rows = fleet.samples(devices=[small_fleet.DEVICE]).filter(sketch_id=sketch.sketch_id)["decisions"].to_list()
+    stores = StoreReader(fleet, small_fleet.TARGET, quick.cache_dir / "per-store").read([(sketch, r) for r in rows])
+    features, _ = stores.padded()
+    model = FelixModel(FelixCheckpoint.load(resolved.checkpoint_dir), small_fleet.DEVICE)
+    found = served.predict(features, params={"device": small_fleet.DEVICE})
+    np.testing.assert_allclose(np.asarray(found)[:, 0], model.score_features(features), rtol=1e-6)
+
+
+def test_what_is_not_there_is_refused(fleet: MeasurementStore, quick: Settings) -> None:
+    with pytest.raises(InvalidInputError, match="'other'"):
+        train(fleet, quick, model="other")
+    with pytest.raises(InvalidInputError, match="no strategy 'replay'"):
+        train(fleet, quick, model="felix", strategy="replay")
+    with pytest.raises(NotFoundError, match="felix-x86_64 has no version"):
+        Registry(quick, fleet).resolve(KEY)
+    assert fleet.list_runs(kind=RunKind.TRAIN) == []
+
+
+def test_commands_show_it(
+    fleet: MeasurementStore, quick: Settings, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    from tlp.cli import run
+    from tlp.settings import get_settings
+
+    registry = Registry(quick, fleet)
+    folder = Path(quick.home) / "checkpoint"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    for family in (FAMILY, KEY):
+        registry.register(folder, family=family, metrics={"top1": 0.5})
+        registry.promote(family, 1, reason="for a test")
+    monkeypatch.setenv("TLP_HOME", str(quick.home))
+    get_settings.cache_clear()
+
+    def tlp(*words: str) -> Any:
+        assert run([*words, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    assert {row["model"] for row in tlp("model", "list")} == {MODEL, "mtl-tlp-x86_64"}
+    assert tlp("model", "show")["model"] == "mtl-tlp-x86_64"  # as before there was another
+    assert tlp("model", "show", "--family", KEY)["model"] == MODEL
+    assert [row["model"] for row in tlp("model", "history", "--family", KEY)] == [MODEL]
+    get_settings.cache_clear()
