@@ -169,7 +169,7 @@ def test_hidden_is_what_the_head_reads() -> None:
     scores = model.score(features, mask)
     weight, bias = model.linear()
     torch.testing.assert_close(model.hidden(features, mask) @ weight + bias, scores)
-    scores.sum().backward()
+    scores.sum().backward()  # type: ignore[no-untyped-call]
     assert features.grad is not None and features.grad.abs().sum() > 0
     assert not weight.requires_grad  # only features have gradients
 
