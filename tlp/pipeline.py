@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from storage import Device, MeasurementStore, RunKind
 from tlp import landing, quarantine, runs
 from tlp.counts import validate_count
-from tlp.errors import AllFailedError, TlpError, UserError
+from tlp.errors import AllFailedError, InvalidInputError, TlpError, UserError
 from tlp.measure.choose import DEFAULT_SAMPLER, SAMPLERS
 from tlp.measure.endpoint import open_runner, require_measurable
 from tlp.report.progress import say, track
@@ -17,6 +18,7 @@ from tlp.settings import Settings
 
 if TYPE_CHECKING:
     from tlp.registry import Registry
+    from tlp.training.saturation import Verdict
 
 __all__ = [
     "DEFAULT_SAMPLER",
@@ -146,6 +148,7 @@ def fill_quota(
 
     Raises:
         AllFailedError: the quota cannot be reached (most programs fail, or the design spaces have no more).
+        InvalidInputError: `until_flat`, with too few workloads outside the held-out networks to judge by.
         BusyError: samples of the device wait in the landing folder and cannot be taken in now.
     """
     device = store.get_device(device_name)
@@ -163,10 +166,14 @@ def fill_quota(
     while (have := report["samples_ok"]) < device.min_samples:
         goal = device.min_samples
         if until_flat:
-            report["enough"] = _judge(store, settings, device_name)
-            if report["enough"]:
-                break
-            goal = min(max(2 * have, _first_question(store, networks)), goal)
+            wanted = _first_question(store, device_name, networks)
+            if have >= wanted:
+                verdict = _judge(store, settings, device_name)
+                if verdict.enough:
+                    report["enough"] = verdict.reason
+                    break
+                wanted = _next_question(have, verdict)
+            goal = min(wanted, goal)
         part = measure(
             store,
             settings,
@@ -190,24 +197,45 @@ def fill_quota(
     return report
 
 
-def _first_question(store: MeasurementStore, networks: Sequence[str] | None) -> int:
-    from tlp.training.saturation import first_question
+def _first_question(store: MeasurementStore, device_name: str, networks: Sequence[str] | None) -> int:
+    """Samples at which `judge` can answer first; it looks at none of held-out workloads, but they are measured, too.
 
-    ids = _workloads_of(store, networks)
-    if ids is None:
-        ids = list({task.workload_id for network in store.list_networks() for task in network.tasks})
-    return first_question(len(ids))
+    Raises:
+        InvalidInputError: there are too few workloads for an answer, however many samples.
+    """
+    from tlp.training.holdout import choose_holdout
+    from tlp.training.saturation import MIN_WORKLOADS, first_question
+
+    names = [network.name for network in store.list_networks()] if networks is None else networks
+    ids = set(_workloads_of(store, names) or ())
+    held = choose_holdout(store).workload_ids
+    taught = (ids | set(store.samples(devices=[device_name])["workload_id"])) - held
+    if len(taught) < MIN_WORKLOADS:
+        raise InvalidInputError(
+            f"whether the samples of {device_name!r} are enough cannot be judged: {len(taught)} workloads are not held "
+            f"out, it takes {MIN_WORKLOADS}",
+            next_command="tlp network add resnet_18 --builtin resnet_18",
+        )
+    looked_at = len(ids - held) / len(ids) if ids - held else 1.0  # the samplers spread over workloads
+    return math.ceil(first_question(len(taught)) / looked_at)
 
 
-def _judge(store: MeasurementStore, settings: Settings, device_name: str) -> str | None:
-    """Why the device's samples are enough; None if they are not, or too few to tell."""
+def _next_question(have: int, verdict: Verdict) -> int:
+    """Twice as many samples; if it could not be said yet, so many that in the same proportion enough are looked at."""
+    if verdict.needed <= verdict.samples or not verdict.samples:
+        return 2 * have
+    return math.ceil(have * verdict.needed / verdict.samples)
+
+
+def _judge(store: MeasurementStore, settings: Settings, device_name: str) -> Verdict:
+    """Whether the device's samples are enough, as a run of its own."""
     from tlp.training.saturation import judge
 
     with runs.open_run(store, RunKind.EVALUATE, device=device_name, params={"what": "are the samples enough"}) as run:
         verdict = judge(store, device_name, seed=settings.seed)
         run.result, run.reason = verdict.to_json(), verdict.reason
     say(f"{device_name}: {verdict.reason}")
-    return verdict.reason if verdict.enough else None
+    return verdict
 
 
 # -- networks and data ----------------------------------------------------------------------------------------

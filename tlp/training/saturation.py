@@ -42,6 +42,7 @@ class Verdict:
         enough: no more samples are needed.
         reason: one sentence with the numbers.
         samples: programs looked at.
+        needed: programs that an answer takes.
         top1: mean top-1 over workloads after a quarter, half and all of them; empty: could not be said.
         gains: of the two doublings.
         errors: standard errors of the gains.
@@ -50,6 +51,7 @@ class Verdict:
     enough: bool
     reason: str
     samples: int
+    needed: int = 0
     top1: tuple[float, ...] = ()
     gains: tuple[float, ...] = ()
     errors: tuple[float, ...] = ()
@@ -86,8 +88,10 @@ def judge(store: MeasurementStore, device: str, *, seed: int = 0) -> Verdict:
     if workloads < MIN_WORKLOADS or total < least:
         return Verdict(
             False,
-            f"{total} samples of {workloads} workloads are too few to judge by, {least} of {MIN_WORKLOADS} are needed",
+            f"{total} samples of {workloads} workloads that are not held out are too few to judge by, it takes {least} "
+            f"samples of {MIN_WORKLOADS} workloads",
             total,
+            least,
         )
     profiles = _profiles(store, frame)
     group = frame["workload_id"].rle_id().to_numpy().astype(np.int64)
@@ -105,14 +109,15 @@ def judge(store: MeasurementStore, device: str, *, seed: int = 0) -> Verdict:
     flat = gains <= np.maximum(FLAT, errors)
     curve = " → ".join(f"{value:.3f}" for value in found.mean(axis=1))
     reason = (
-        f"top-1 on workloads left out went {curve} from {round(PARTS[0] * total)} to {total} samples, the last two "
-        f"doublings gained {gains[0]:+.3f} ± {errors[0]:.3f} and {gains[1]:+.3f} ± {errors[1]:.3f}: "
+        f"top-1 on workloads left out went {curve} from {round(PARTS[0] * total)} to {total} samples that are not held "
+        f"out, the last two doublings gained {gains[0]:+.3f} ± {errors[0]:.3f} and {gains[1]:+.3f} ± {errors[1]:.3f}: "
         + ("no more is to be had" if flat.all() else "more will help")
     )
     return Verdict(
         bool(flat.all()),
         reason,
         total,
+        least,
         tuple(map(float, found.mean(axis=1))),
         tuple(map(float, gains)),
         tuple(map(float, errors)),
