@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 from typing import Final
 
 import numpy as np
@@ -143,6 +143,9 @@ def _products(tiles: Sequence[Range]) -> list[tuple[int, ...]]:
     parts = [tuple(range(i, j)) for start, stop in tiles for i in range(start, stop) for j in range(i + 1, stop + 1)]
     found = {(), *parts}
     found |= {a + b for a, b in combinations(parts, 2) if not set(a) & set(b)}
+    suffixes = [[tuple(range(i, stop)) for i in range(start, stop)] for start, stop in tiles]
+    for three in combinations(suffixes, 3):  # a copy of an operand, fused into one loop
+        found |= {a + b + c for a, b, c in product(*three)}
     for first in range(len(tiles)):
         for last in range(first + 3, len(tiles) + 1):
             levels = min(stop - start for start, stop in tiles[first:last])
