@@ -111,7 +111,7 @@ def judge(store: MeasurementStore, device: str, *, seed: int = 0) -> Verdict:
     reason = (
         f"top-1 on workloads left out went {curve} from {round(PARTS[0] * total)} to {total} samples that are not held "
         f"out, the last two doublings gained {gains[0]:+.3f} ± {errors[0]:.3f} and {gains[1]:+.3f} ± {errors[1]:.3f}: "
-        + ("no more is to be had" if flat.all() else "more will help")
+        + _in_words(bool(flat[0]), bool(flat[1]))
     )
     return Verdict(
         bool(flat.all()),
@@ -122,6 +122,13 @@ def judge(store: MeasurementStore, device: str, *, seed: int = 0) -> Verdict:
         tuple(map(float, gains)),
         tuple(map(float, errors)),
     )
+
+
+def _in_words(earlier: bool, last: bool) -> str:
+    """What follows from two doublings, each of which brought nothing or did."""
+    if last:
+        return "no more is to be had" if earlier else "the last one brought nothing, the next has to confirm it"
+    return "more will help"
 
 
 def first_question(workloads: int) -> int:

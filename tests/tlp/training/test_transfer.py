@@ -137,6 +137,26 @@ def test_samples_are_enough_once_doublings_bring_nothing(fleet: MemoryStore, mon
     assert strict.enough == all(g <= e for g, e in zip(strict.gains, strict.errors, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("curve", "enough", "words"),
+    [
+        ((0.5, 0.7, 0.9), False, "more will help"),
+        ((0.7, 0.7, 0.9), False, "more will help"),
+        ((0.5, 0.7, 0.7), False, "the last one brought nothing, the next has to confirm it"),
+        ((0.7, 0.7, 0.7), True, "no more is to be had"),
+    ],
+)
+def test_two_doublings_in_a_row_have_to_bring_nothing(
+    fleet: MemoryStore, monkeypatch: pytest.MonkeyPatch, curve: tuple[float, ...], enough: bool, words: str
+) -> None:
+    monkeypatch.setattr(saturation, "START", 16)
+    monkeypatch.setattr(saturation, "MIN_WORKLOADS", 3)
+    found = [np.full(len(small_fleet.TRAINED), value) for value in curve]
+    monkeypatch.setattr(saturation, "_top1", lambda *_: found.pop(0))
+    verdict = saturation.judge(fleet, "small")
+    assert (verdict.enough, verdict.reason.endswith(words)) == (enough, True), verdict.reason
+
+
 @pytest.mark.parametrize(("answer", "train"), [(True, True), (False, False)])
 def test_what_was_judged_enough_is_trained_before_the_quota(answer: bool, train: bool) -> None:
     store = MemoryStore()
