@@ -31,7 +31,9 @@ def tune(
         int | None, typer.Option(min=1, help="Programs to measure, all tasks (with --due: all networks) together.")
     ] = None,
     model: Annotated[str, typer.Option(help="champion, a version number, xgb (TVM's), or random.")] = "champion",
-    search: Annotated[str, typer.Option(help="evolutionary, tvm (TVM's own), or random.")] = "evolutionary",
+    search: Annotated[
+        str, typer.Option(help="evolutionary, felix (by gradient), mixed, tvm (TVM's own), or random.")
+    ] = "evolutionary",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the last run, to the same total.")] = False,
     frozen: Annotated[
         bool, typer.Option("--frozen", help="Do not let the model's head learn from this run's measurements.")

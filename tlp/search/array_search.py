@@ -146,7 +146,7 @@ class ArraySearch(Search):
                 self._good.setdefault(known.sketch.sketch_id, []).append(known.decisions)
         self._pools = {
             sketch_id: Pool(
-                Arrays(sketches[sketch_id], _matrix(rows, sketches[sketch_id].decision_width), self._space.target)
+                Arrays(sketches[sketch_id], matrix(rows, sketches[sketch_id].decision_width), self._space.target)
             )
             for sketch_id, rows in sorted(examples.items())
         }
@@ -166,7 +166,7 @@ class ArraySearch(Search):
         for (sketch_id, pool), share in zip(pools.items(), shares, strict=True):
             survivors = pool.rows[: int(share * _SURVIVORS)]
             pool.clear()  # the model may be another one now
-            good = _matrix(self._good.get(sketch_id, ()), pool.arrays.width)
+            good = matrix(self._good.get(sketch_id, ()), pool.arrays.width)
             bred = (
                 pool.arrays.mutate(good[self._rng.integers(len(good), size=share // 4)], self._rng)
                 if len(good)
@@ -314,6 +314,6 @@ class ArraySearch(Search):
             self.profile.seconds[what] = self.profile.seconds.get(what, 0.0) + spent
 
 
-def _matrix(rows: Sequence[Sequence[int]], width: int) -> IntArray:
+def matrix(rows: Sequence[Sequence[int]], width: int) -> IntArray:
     """`(N, D)`, also for no rows and for no decisions."""
     return np.array(rows, np.int64).reshape(len(rows), width)

@@ -32,7 +32,7 @@ from tlp.search._base import Observation
 from tlp.search._pool import Pool
 from tlp.search.adaptation import TaskAdaptation
 from tlp.search.array_scores import ArrayModel, ArrayScores
-from tlp.search.array_search import ArraySearch
+from tlp.search.array_search import ArraySearch, matrix
 from tlp.search.cost_model import Degraded
 from tlp.search.descent import STEPS, Descent, Exponents, Objective, Start
 from tlp.search.evolutionary import KnownProgram
@@ -157,7 +157,7 @@ class GradientSearch(ArraySearch):
         found: list[tuple[float, int, Pool, Places]] = []
         for sketch_id, pool in self._pools.items():
             arrays = pool.arrays
-            known = np.array(self._good.get(sketch_id, ()), np.int64).reshape(-1, arrays.width)
+            known = matrix(self._good.get(sketch_id, ()), arrays.width)
             rows = np.concatenate([arrays.random(512, self._rng), known])
             other = self._opinions.other
             scores = other(arrays.sketch, rows) if other is not None else np.zeros(len(rows))
@@ -273,7 +273,7 @@ class GradientSearch(ArraySearch):
         rows = sorted(self._good.get(pool.arrays.sketch.sketch_id, ()), key=lambda row: self._times_s.get(row, np.inf))
         columns = list(pool.arrays.place_columns)
         here = [row for row in rows if tuple(row[column] for column in columns) == cell.places]
-        return np.array(here, np.int64).reshape(-1, pool.arrays.width)
+        return matrix(here, pool.arrays.width)
 
     def _objective(self) -> Objective:
         """The model in force with what was measured, as a function that has gradients."""

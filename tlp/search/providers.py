@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from storage import Device
-from tlp.errors import NotFoundError
+from tlp.errors import NotFoundError, RegistryError
 from tlp.registry import CHAMPION
 from tlp.search.cost_model import Degraded, Scorer, TLPCostModel
 
@@ -27,12 +27,14 @@ class CostModelProvider(ABC):
     Attributes:
         ref: what was asked for (`champion`, a version number, `xgb`, `random`); kept in the run's parameters.
         degraded: scorings of this run that had to do without the model.
+        felix_source: looks up the device's Felix model in force; None: there is none.
         notices: what a person should know about the versions used, each said once.
     """
 
     def __init__(self, ref: str) -> None:
         self.ref = ref
         self.degraded = Degraded()
+        self.felix_source: Callable[[], FelixModel] | None = None
         self.notices: list[str] = []
 
     def notice(self, text: str) -> None:
@@ -61,9 +63,11 @@ class CostModelProvider(ABC):
         """The device's Felix model in force, for a search by gradient.
 
         Raises:
-            TlpError: there is none.
+            TlpError: there is none to begin with. Once there was one, failing to look again is no error.
         """
-        raise NotFoundError("a search by gradient needs Felix's cost model", next_command="tlp train --model felix")
+        if self.felix_source is None:
+            raise NotFoundError("a search by gradient needs Felix's cost model", next_command="tlp train --model felix")
+        return self.felix_source()
 
 
 class FixedScorerProvider(CostModelProvider):
@@ -73,7 +77,7 @@ class FixedScorerProvider(CostModelProvider):
         self, scorer: Scorer, version: str, *, ref: str | None = None, seed: int = 0, felix: FelixModel | None = None
     ) -> None:
         super().__init__(ref or version)
-        self._felix = felix
+        self.felix_source = None if felix is None else lambda: felix
         self._scorer = scorer
         self._version = version
         self._seed = seed
@@ -89,10 +93,6 @@ class FixedScorerProvider(CostModelProvider):
     def scorer(self) -> Scorer:
         """See `CostModelProvider.scorer`."""
         return self._scorer
-
-    def felix(self) -> FelixModel:
-        """See `CostModelProvider.felix`."""
-        return self._felix if self._felix is not None else super().felix()
 
 
 class RegistryProvider(CostModelProvider):
@@ -182,11 +182,55 @@ def open_provider(ref: str, device: Device, settings: Settings, registry: Regist
         ref: `xgb`, `random`, `champion` (the device's pin wins), another alias or a version number.
         device: whose head scores.
         settings: torch device and threads, seed.
-        registry: asked before every round; not used for `xgb` and `random`.
+        registry: asked before every round; not used for `xgb` and `random`, but for Felix's model if it is wanted.
 
     Nothing is looked up here: `refresh` raises if there is no such version. A champion that was deleted, whose alias
     points nowhere or whose files are gone is stood in for by the last good version (`Registry.usable`), with a notice.
     """
+    provider = _provider(ref, device, settings, registry)
+    provider.felix_source = _felix_champion(device, registry, provider.notice)
+    return provider
+
+
+def _felix_champion(device: Device, registry: Registry, notice: Callable[[str], None]) -> Callable[[], FelixModel]:
+    """Looks up the champion of the family's Felix models, or the last good version, loading each once."""
+    from tlp.felix.config import KIND
+    from tlp.model.encoders import METASCHEDULE
+    from tlp.training.decision import model_key
+
+    loaded: dict[int, FelixModel] = {}
+
+    def load(found: ResolvedModel) -> FelixModel:
+        from tlp.felix.scorer import load_felix  # imports torch
+
+        if found.version not in loaded:
+            model = load_felix(found.checkpoint_dir, device.name, target=device.target, family=device.family)
+            loaded.clear()
+            loaded[found.version] = model
+        return loaded[found.version]
+
+    def resolve() -> FelixModel:
+        try:
+            used = registry.usable(model_key(device.family, METASCHEDULE, KIND), device.name, load)
+        except NotFoundError as exc:
+            if not loaded:
+                raise NotFoundError(
+                    f"a search by gradient needs Felix's cost model: {exc.message}",
+                    next_command=f"tlp train {device.name} --model felix",
+                ) from exc
+        except RegistryError as exc:
+            if not loaded:
+                raise
+            notice(f"the registry gave no usable Felix model ({exc}): going on with version {next(iter(loaded))}")
+        else:
+            if used.fallback:
+                notice(used.fallback)
+        return next(iter(loaded.values()))
+
+    return resolve
+
+
+def _provider(ref: str, device: Device, settings: Settings, registry: Registry) -> CostModelProvider:
     if ref == "xgb":
         return XGBProvider()
     if ref == "random":

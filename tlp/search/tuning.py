@@ -17,7 +17,7 @@ from tlp.measure.canary import CanaryWatch
 from tlp.measure.endpoint import require_measurable
 from tlp.search._remeasure import remeasure
 from tlp.search._session import TaskState, TuningSession
-from tlp.search.factory import SEARCHES, search_factory
+from tlp.search.factory import GRADIENT, SEARCHES, search_factory
 from tlp.search.providers import CostModelProvider
 from tlp.search.report import Remeasured, TuningProgress, TuningReport
 from tlp.settings import Settings
@@ -99,7 +99,7 @@ def tune(
         on_progress: called after every program.
 
     Raises:
-        NotFoundError: no such network or device.
+        NotFoundError: no such network or device; no Felix model for a search by gradient.
         InvalidInputError: trials < 1, or no such search.
         UserError: the device cannot be measured, or was retired meanwhile; nothing to resume.
         BusyError: another run measures the device.
@@ -122,6 +122,8 @@ def tune(
     with runs.device_lock(settings, device):
         point = find_resumable(store, network, device) if resume else None
         params = _params(settings, network, trials, search, model.ref, point, frozen, until_flat)
+        if params["search"] in GRADIENT:
+            model.felix()  # whether there is one is asked before anything is started
         with (
             runs.open_run(store, RunKind.TUNE, device=device, params=params) as run,
             runs.device_activity(store, device, DeviceState.MEASURING, f"run {run.run_id}"),
