@@ -173,7 +173,8 @@ class Descent:
         self._width = max(start.exponents.count for start in starts)
         features = Features([start.cell.program for start in starts], is_gpu=is_gpu)
         self._columns = features.width
-        self._features = features.of(torch.repeat_interleave(torch.arange(len(starts)), torch.tensor(self._counts)))
+        cells = torch.repeat_interleave(torch.arange(len(starts)), torch.tensor(self._counts))
+        self._features = features.of(cells, torch.float32)
         self._unroll = torch.cat([start.cell.unroll(start.rows) for start in starts])
 
     def points(self) -> Tensor:
@@ -188,8 +189,8 @@ class Descent:
             own = start.exponents.logs(part)
             logs.append(torch.nn.functional.pad(own, (0, self._columns - own.shape[1])))
             penalties.append(torch.relu(start.exponents.broken(part, own)).square().sum(dim=1))
-        features, mask = self._features(torch.cat(logs), self._unroll, smooth=True)
-        return objective(features.float(), mask), torch.cat(penalties)
+        features, mask = self._features(torch.cat(logs).float(), self._unroll, smooth=True)
+        return objective(features, mask), torch.cat(penalties)
 
     def run(self, objective: Objective, *, steps: int = STEPS, rate: float = RATE) -> list[IntArray]:
         """Descend from all starts at once, with a fresh optimiser.
