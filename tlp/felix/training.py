@@ -51,7 +51,7 @@ def options_of(settings: Settings) -> TrainOptions:
     return replace(FELIX_OPTIONS, epochs=epochs, seed=settings.seed, threads=settings.torch_threads)
 
 
-FELIX_OPTIONS = TrainOptions(epochs=64, batch_lists=8, learning_rate=1e-3, weight_decay=1e-1)
+FELIX_OPTIONS = TrainOptions(epochs=64, batch_lists=8, learning_rate=2e-3, weight_decay=1e-1)
 FELIX_CONFIG = FelixConfig(())
 
 
