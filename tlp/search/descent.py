@@ -8,8 +8,10 @@ factor's are what is left of the others, so that the rest are free:
 
 One tensor `(N, Z)` holds all starts of all sketches, moved by one optimiser; only features are computed cell by cell.
 
-Constraints, each c ≤ 0: exponents ≥ 0, innermost factors within their limit, a GPU's threads. A penalty keeps them,
-Σ relu(c)², whose gradient is scaled to 5 times the objective's, as in the paper's public code.
+After each step every prime's exponents are moved to the nearest that are ≥ 0 and add up to its power. Other limits,
+each a constraint c ≤ 0 (innermost factors, a GPU's threads), are kept by a penalty Σ relu(c)², whose gradient is scaled
+to 5 times the objective's, as in the paper's public code. There exponents are kept by the penalty, too, at a rate of 0.5
+that falls to 0.1: points leave the polytope at once and spend their steps on coming back.
 
 Every point that was visited is rounded to whole exponents, prime by prime by the largest remainder, which keeps every
 product exact. What is not a program then is dropped by the caller (`Arrays.is_valid`).
@@ -32,10 +34,8 @@ from tlp.felix.cells import Cell
 from tlp.felix.features import Features
 from tlp.language.arrays import Arrays, IntArray
 
-STEPS: Final = 48
-RATE: Final = 0.5  # of Adam, in exponents
-_FALLS_AT: Final = 0.3  # share of the steps after which the rate falls …
-_FALLS_TO: Final = 0.2  # … to this share
+STEPS: Final = 24
+RATE: Final = 0.35  # of Adam, in exponents
 _PENALTY: Final = 5.0  # gradient of the penalty over that of the objective
 
 Objective = Callable[[Tensor, Tensor], Tensor]
@@ -91,17 +91,13 @@ class Exponents:
         """`(N, Z)` → `(N, P)` natural logarithms of the factors."""
         return unknowns[:, : self.count] @ self._logs + self._offset
 
-    def broken(self, unknowns: Tensor, logs: Tensor) -> Tensor:
-        """`(N, Z)` and their `(N, P)` → `(N, constraints)`, each > 0 where it is broken."""
-        found = [-unknowns[:, : self.count]]
-        found += [
-            (unknowns[:, p.first : p.first + len(p.columns) - 1].sum(dim=1) - p.power)[:, None] for p in self._primes
-        ]
-        found += [(logs[:, column] - limit)[:, None] for column, limit in self._inner]
+    def broken(self, logs: Tensor) -> Tensor:
+        """`(N, P)` logarithms of factors → `(N, constraints)`, each > 0 where it is broken."""
+        found = [(logs[:, column] - limit)[:, None] for column, limit in self._inner]
         for columns, constant, low, high in self.arrays.thread_limits:
             threads = logs[:, list(columns)].sum(dim=1, keepdim=True) + math.log(constant)
             found += [threads - math.log(high), math.log(low) - threads]
-        return torch.cat(found, dim=1)
+        return torch.cat([logs.new_zeros(len(logs), 1), *found], dim=1)
 
     def start(self, count: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
         """`(count, Z)` points, each prime's exponents uniform among those that add up to its power."""
@@ -122,6 +118,13 @@ class Exponents:
                     found[divides, p.first + level] += 1
                     left = np.where(divides, left // p.prime, left)
         return found
+
+    def project(self, unknowns: Tensor) -> None:
+        """Move `(N, Z)` points to the nearest whose exponents are not negative and add up, in place."""
+        for p in self._primes:
+            inner = unknowns[:, p.first : p.first + len(p.columns) - 1]
+            outer = p.power - inner.sum(dim=1, keepdim=True)
+            inner.copy_(_nearest_shares(torch.cat([outer, inner], dim=1), float(p.power))[:, 1:])
 
     def round(self, unknowns: npt.NDArray[np.float64], rows: IntArray) -> IntArray:
         """`(N, Z)` points → the nearest factors written into `(N, D)` programs, which are copied."""
@@ -159,6 +162,14 @@ class Start:
     unknowns: npt.NDArray[np.float64]
 
 
+def _nearest_shares(points: Tensor, total: float) -> Tensor:
+    """`(N, K)` → the nearest with no negative numbers and that sum, row by row (Duchi et al., ICML 2008, figure 1)."""
+    ordered = points.sort(dim=1, descending=True).values
+    over = (ordered.cumsum(dim=1) - total) / torch.arange(1, points.shape[1] + 1)
+    count = (ordered > over).sum(dim=1, keepdim=True)
+    return torch.relu(points - over.gather(1, count - 1))
+
+
 class Descent:
     """Starts in several cells, to be judged and moved together.
 
@@ -188,7 +199,7 @@ class Descent:
         for start, part in zip(self._starts, torch.split(points, self._counts), strict=True):
             own = start.exponents.logs(part)
             logs.append(torch.nn.functional.pad(own, (0, self._columns - own.shape[1])))
-            penalties.append(torch.relu(start.exponents.broken(part, own)).square().sum(dim=1))
+            penalties.append(torch.relu(start.exponents.broken(own)).square().sum(dim=1))
         features, mask = self._features(torch.cat(logs).float(), self._unroll, smooth=True)
         return objective(features, mask), torch.cat(penalties)
 
@@ -210,8 +221,6 @@ class Descent:
             return [start.rows for start in self._starts]
         points = self.points().requires_grad_()
         optimiser = torch.optim.Adam([points], lr=rate)
-        falls_at = max(int(_FALLS_AT * steps), 1)
-        schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, [falls_at], _FALLS_TO)
         visited = [points.detach().clone()]
         for _ in range(steps):
             check_interrupt()
@@ -223,7 +232,9 @@ class Descent:
             strength = _PENALTY * slope.norm(dim=1, keepdim=True) / pushed.clamp(min=1e-12)
             points.grad = slope + torch.where(pushed > 0, strength, 1.0) * push
             optimiser.step()
-            schedule.step()
+            with torch.no_grad():
+                for start, part in zip(self._starts, torch.split(points, self._counts), strict=True):
+                    start.exponents.project(part)
             visited.append(points.detach().clone())
         return [self._rounded(start, part) for start, part in self._by_cell(torch.stack(visited))]
 

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STARTS: Final = 64  # of a round, all cells together
-_DRAWN: Final = 8  # points drawn per start, of which the most promising half of the starts are taken
+STARTS: Final = 128  # of a round, all cells together
+_DRAWN: Final = 4  # points drawn per start, of which the most promising half of the starts are taken
 _FIRST_CELLS: Final = 4  # probed in the first round; each further round probes one more …
 _MOST_CELLS: Final = 10  # … up to so many
 _FROM_MEASURED: Final = 0.25  # of the starts, near the fastest programs measured
