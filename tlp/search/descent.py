@@ -10,8 +10,8 @@ One tensor `(N, Z)` holds all starts of all sketches, moved by one optimiser; on
 
 After each step every prime's exponents are moved to the nearest that are ≥ 0 and add up to its power. Other limits,
 each a constraint c ≤ 0 (innermost factors, a GPU's threads), are kept by a penalty Σ relu(c)², whose gradient is scaled
-to 5 times the objective's, as in the paper's public code. There exponents are kept by the penalty, too, at a rate of 0.5
-that falls to 0.1: points leave the polytope at once and spend their steps on coming back.
+to 5 times the objective's, as in the paper's public code. There exponents are kept by the penalty, too, at a rate of
+0.5 that falls to 0.1: points leave the polytope at once and spend their steps on coming back.
 
 Every point that was visited is rounded to whole exponents, prime by prime by the largest remainder, which keeps every
 product exact. What is not a program then is dropped by the caller (`Arrays.is_valid`).
