@@ -216,7 +216,7 @@ def _felix_champion(device: Device, registry: Registry, notice: Callable[[str], 
             if not loaded:
                 raise NotFoundError(
                     f"a search by gradient needs Felix's cost model: {exc.message}",
-                    next_command=f"tlp train {device.name} --model felix",
+                    next_command=f"tlp train --device {device.name} --model felix",
                 ) from exc
         except RegistryError as exc:
             if not loaded:

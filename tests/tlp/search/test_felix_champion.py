@@ -46,7 +46,7 @@ def test_the_champion_of_felix_is_what_is_descended_through(
 
     with pytest.raises(NotFoundError, match="needs Felix's cost model") as missing:
         tune("felix")
-    assert missing.value.next_command == "tlp train c --model felix"
+    assert missing.value.next_command == "tlp train --device c --model felix"
     assert store.list_runs(kind=RunKind.TUNE) == []
 
     folders = [checkpoint(tmp_path / str(seed), seed) for seed in range(2)]
