@@ -156,14 +156,19 @@ class Inference:
 
     def _attend(self, h: Tensor, B: int, L: int) -> Tensor:
         """Two batched products beat the fused kernel at so few rows, 15 or so; and exponentials and a product with
-        ones beat a softmax over so short a dimension. What the clamp changes no trained network comes near."""
+        ones beat a softmax over so short a dimension, as long as they are numbers."""
         heads = self._network.config.attention_heads
         width = h.shape[-1] // heads
         qkv = F.linear(h, *self._qkv).view(B, L, 3, heads, width).permute(2, 0, 3, 1, 4)
         q, k, v = qkv.reshape(3, B * heads, L, width)
-        weights = torch.bmm(q, k.transpose(1, 2)).clamp_(-_EXPONENT, _EXPONENT).exp_()
-        found = torch.bmm(weights, v).view(-1, width)
-        found.div_(weights.view(-1, L) @ weights.new_ones(L, width))  # the weights' sum, as wide as what it divides
+        logits = torch.bmm(q, k.transpose(1, 2))
+        low, high = torch.aminmax(logits)
+        if max(-float(low), float(high)) > _EXPONENT:
+            found = torch.bmm(F.softmax(logits, dim=2), v).view(-1, width)
+        else:
+            weights = logits.exp_()
+            found = torch.bmm(weights, v).view(-1, width)
+            found.div_(weights.view(-1, L) @ weights.new_ones(L, width))  # their sum, as wide as what it divides
         return found.view(B, heads, L, width).transpose(1, 2).reshape(B * L, -1)
 
     def _query_scaled(self, layer: nn.Linear) -> tuple[Tensor, Tensor]:
