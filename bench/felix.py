@@ -4,9 +4,9 @@
                           [--tasks 3] [--networks …] [--out FILE]
     python bench/felix.py --tables FILE [--draw FILE.png]
 
-    felix          descends through formulas with Felix's cost model; both models choose what is measured (their mean)
-    felix-alone    the same, Felix's model alone chooses
-    felix-tlp      the same, the version of MTL-TLP alone chooses
+    felix          descends through formulas with Felix's cost model, the version of MTL-TLP chooses what is measured
+    felix-mean     the same, the mean of both models chooses
+    felix-alone    the same, Felix's model chooses
     mixed          descends while it pays, then breeds with the version
     evolutionary   breeds, Felix's cost model judges: the same features from the same formulas
     tlp            breeds, the version judges: `adaptive` of `bench/tune.py`, what `tlp tune` does
@@ -32,8 +32,8 @@ import tune as tuning
 from rich.console import Console
 from rich.table import Table
 
-CASES = ("felix", "felix-alone", "felix-tlp", "mixed", "evolutionary", "tlp")
-CHOOSERS = {"felix": "mean", "felix-alone": "felix", "felix-tlp": "tlp", "mixed": "mean"}
+CASES = ("felix", "felix-mean", "felix-alone", "mixed", "evolutionary", "tlp")
+CHOOSERS = {"felix-mean": "mean", "felix-alone": "felix"}
 SHARES = (0.9, 0.95, 0.99)
 Row = dict[str, Any]
 
@@ -64,7 +64,7 @@ def run(case: str, workload: Any, target: Mapping[str, Any], scorer: Any, felix:
     from tlp.search import opinions
     from tlp.search.providers import FixedScorerProvider
 
-    opinions.CHOOSER = opinions.Chooser(CHOOSERS.get(case, "mean"))
+    opinions.CHOOSER = opinions.Chooser(CHOOSERS.get(case, "tlp"))
     judge = FormulaScorer(felix, workload, target) if case == "evolutionary" else scorer
     search = "felix" if case.startswith("felix") else "mixed" if case == "mixed" else "evolutionary"
     return tuning.run(

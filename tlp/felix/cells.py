@@ -6,7 +6,7 @@ describes them (`tlp.felix.symbolic`). Cells are probed when they are first aske
 
 from __future__ import annotations
 
-from collections import Counter
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,12 +17,15 @@ from torch import Tensor
 
 from storage import Sketch
 from tlp.felix.features import Features
+from tlp.felix.formulas import FormulaCount
 from tlp.felix.scorer import FelixModel
 from tlp.felix.symbolic import SymbolicProgram, UnfitError, factor_logs, make_symbolic
 from tlp.felix.unrolling import log_unroll
 from tlp.language.arrays import Arrays, IntArray
 from tlp.model.inference import Pooled
 from tlp.programs.space import DesignSpace
+
+log = logging.getLogger(__name__)
 
 _CHUNK = 1024  # programs whose features are in memory at once
 Places = tuple[int, ...]
@@ -60,24 +63,19 @@ class Cells:
     Args:
         space: its programs can be applied.
         seed: of the probes.
+        count: counts them, together with those of other workloads.
 
     Attributes:
-        unfit: why cells have no formulas, with how many each.
         is_gpu: the target is one.
     """
 
-    def __init__(self, space: DesignSpace, seed: int = 0) -> None:
+    def __init__(self, space: DesignSpace, seed: int = 0, count: FormulaCount | None = None) -> None:
         self._space = space
         self._rng = np.random.default_rng(seed)
         self._arrays: dict[str, Arrays] = {}
         self._cells: dict[tuple[str, Places], Cell | None] = {}
-        self.unfit: Counter[str] = Counter()
+        self.count = FormulaCount() if count is None else count
         self.is_gpu = _is_gpu(space.target)
-
-    @property
-    def count(self) -> int:
-        """Cells asked for so far that have formulas."""
-        return sum(cell is not None for cell in self._cells.values())
 
     def add(self, arrays: Arrays) -> None:
         """Use these arrays for their sketch; without, they are made from the first rows that are asked about."""
@@ -90,9 +88,11 @@ class Cells:
             try:
                 program = make_symbolic(self._space, arrays, key[1], self._rng)
                 self._cells[key] = Cell(arrays, key[1], program, Features([program], is_gpu=self.is_gpu))
+                self.count.cells += 1
             except UnfitError as exc:
                 self._cells[key] = None
-                self.unfit[str(exc)] += 1
+                self.count.without[exc.kind] += 1
+                log.debug("no formulas for %s: %s", self._space.workload.name, exc)
         return self._cells[key]
 
     def split(self, sketch: Sketch, rows: IntArray) -> Iterator[tuple[npt.NDArray[np.int64], Cell | None]]:

@@ -10,10 +10,11 @@ Every number is fitted alone, the simplest formula first; a number without one l
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations, product
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -153,3 +154,20 @@ def _products(tiles: Sequence[Range]) -> list[tuple[int, ...]]:
                 for j in range(i + 1, levels + 1):
                     found.add(tuple(start + k for start, _ in tiles[first:last] for k in range(i, j)))
     return sorted(found, key=lambda columns: (len(columns), columns))
+
+
+@dataclass
+class FormulaCount:
+    """How far formulas go, over the cells that a run asked for.
+
+    Attributes:
+        cells: with formulas.
+        without: why the others have none, with how many each; they are left to evolutionary search.
+    """
+
+    cells: int = 0
+    without: Counter[str] = field(default_factory=Counter)
+
+    def to_json(self) -> dict[str, Any]:
+        """Counts; reasons by how often."""
+        return {"cells": self.cells, "without": dict(self.without.most_common())}

@@ -29,7 +29,15 @@ Numbers = npt.NDArray[np.float64]
 
 
 class UnreadableError(Exception):
-    """TVM refuses a program, or one of its indices is no sum of loops. Never leaves `tlp.felix`."""
+    """TVM refuses a program, or one of its indices is no sum of loops. Never leaves `tlp.felix`.
+
+    Attributes:
+        kind: why, in words that programs share.
+    """
+
+    def __init__(self, kind: str, more: str = "") -> None:
+        super().__init__(f"{kind}: {more}" if more else kind)
+        self.kind = kind
 
 
 @dataclass(frozen=True)
@@ -319,7 +327,7 @@ class _Reader:
                 return _Part(inner.loop, inner.divisor, min(inner.extent, number))
             if inner.extent % number == 0:
                 return _Part(inner.loop, inner.divisor * number, inner.extent // number)
-        raise UnreadableError(f"an index is no sum of loops: {str(expr)[:60]}")
+        raise UnreadableError("an index is no sum of loops", str(expr)[:60])
 
     def _inside(self, value: Any, operations: Counter[str]) -> list[Any]:
         """The loads in a stored value; counts its operations on floats, as `ArithOpCounter` does."""

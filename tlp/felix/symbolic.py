@@ -33,7 +33,15 @@ Index = npt.NDArray[np.int64]
 
 
 class UnfitError(Exception):
-    """A sketch without formulas; it is left to other searches. Never leaves `tlp.felix` and `tlp.search`."""
+    """A cell without formulas; it is left to other searches. Never leaves `tlp.felix`.
+
+    Attributes:
+        kind: why, in the words that cells share; the message has the numbers.
+    """
+
+    def __init__(self, kind: str, more: str = "") -> None:
+        super().__init__(f"{kind}: {more}" if more else kind)
+        self.kind = kind
 
 
 @dataclass(frozen=True)
@@ -86,9 +94,9 @@ def make_symbolic(
             probes.append(take_apart(apply_trace(space, arrays.sketch, row.tolist()).mod))
             kept.append(row)
         except UnreadableError as exc:
-            raise UnfitError(str(exc)) from exc
+            raise UnfitError(exc.kind, str(exc)) from exc
     if len({probe.skeleton for probe in probes}) != 1:
-        raise UnfitError("programs of the same sketch and locations have different loops")
+        raise UnfitError("programs have different loops")
     return _fit(arrays.sketch, np.stack(kept), arrays.tile_columns, probes)
 
 
@@ -105,7 +113,7 @@ def choose_probes(arrays: Arrays, pinned: Sequence[int], rng: np.random.Generato
     rows = arrays.normalise(rows)
     rows = np.unique(rows[(rows[:, columns] == wanted).all(axis=1)], axis=0)
     if len(rows) < count:
-        raise UnfitError(f"only {len(rows)} programs have these locations")
+        raise UnfitError("too few programs to probe", f"{len(rows)} of {count}")
     rows = rows[rng.permutation(len(rows))]
     factors = np.concatenate([np.arange(start, stop) for start, stop in arrays.tile_columns] or [np.zeros(0, np.int64)])
     told = rows[:, factors.astype(np.int64)] > 1
@@ -131,7 +139,7 @@ def _fit(sketch: Sketch, rows: IntArray, tiles: Sequence[tuple[int, int]], probe
     def number(values: Any, valid: Any, what: str, prefer: tuple[int, ...] = ()) -> int:
         formula = fitter.fit(np.asarray(values, np.float64), valid, prefer)
         if formula is None:
-            raise UnfitError(f"no formula for {what}: {np.asarray(values).tolist()[:6]}")
+            raise UnfitError("a number has no formula", f"{what}, e.g. {np.asarray(values).tolist()[:6]}")
         return table.setdefault(formula, len(table))
 
     loops = [

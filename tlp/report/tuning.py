@@ -98,6 +98,10 @@ def tuning_report(report: Row) -> list[RenderableType]:
     notes += [f"task {task['task']} was given up: {task['reason']}" for task in report["skipped_tasks"]]
     if degraded["events"]:
         notes.append(f"{degraded['events']} scorings had to do without the model: {degraded['last_reason']}")
+    if formulas := report.get("formulas"):
+        left = ", ".join(f"{count}: {reason}" for reason, count in formulas["without"].items())
+        left = f", the others left to evolutionary search ({left})" if left else ""
+        notes.append(f"formulas for {formulas['cells']} kinds of programs{left}")
     return [
         task_table(report["tasks"], title=title),
         *remeasured(report.get("remeasured", ())),

@@ -80,6 +80,7 @@ def search_factory(
                 other=version_scores() if has_scorer else None,
                 adaptation=learned(of_felix),
                 degraded=model.degraded,
+                count=model.formulas,
                 mixed=params["search"] == MIXED,
                 population=population,
                 generations=generations,

@@ -16,7 +16,6 @@ the objective is the score with what measurements say beyond it (`tlp.search.pos
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -26,6 +25,7 @@ import torch
 from torch import Tensor
 
 from tlp.felix.cells import Cell, Cells, FelixPool, Places
+from tlp.felix.formulas import FormulaCount
 from tlp.felix.scorer import FelixModel
 from tlp.language.arrays import IntArray
 from tlp.search._base import Observation
@@ -42,8 +42,6 @@ from tlp.search.scoring import on_threads
 
 if TYPE_CHECKING:
     from tlp.programs.space import DesignSpace
-
-log = logging.getLogger(__name__)
 
 STARTS: Final = 128  # of a round, all cells together
 _DRAWN: Final = 4  # points drawn per start, of which the most promising half of the starts are taken
@@ -67,6 +65,7 @@ class GradientSearch(ArraySearch):
         other: any other model of the device: a second opinion, and the judge of what has no formulas.
         adaptation: what the run has learned of Felix's model on this task; None: the model is used as it is.
         degraded: shared by the cost models of a run.
+        count: of formulas, shared by the searches of a run.
         mixed: breed with the other model once descending does not pay.
         chooser: who chooses among what was found.
         starts, steps: of a round.
@@ -84,6 +83,7 @@ class GradientSearch(ArraySearch):
         other: ArrayModel | None = None,
         adaptation: TaskAdaptation | None = None,
         degraded: Degraded | None = None,
+        count: FormulaCount | None = None,
         mixed: bool = False,
         chooser: Chooser | None = None,
         starts: int = STARTS,
@@ -95,7 +95,7 @@ class GradientSearch(ArraySearch):
         seed: int = 0,
         epsilon: float = 0.0,
     ) -> None:
-        self.cells = Cells(space, seed)
+        self.cells = Cells(space, seed, count)
         self._felix = felix
         self._pooled = FelixPool(felix(), self.cells)
         self._adaptation = adaptation
@@ -203,9 +203,6 @@ class GradientSearch(ArraySearch):
             self._prepared = True
             rows = [(cell.arrays.sketch, self._random_in(cell)) for _, cell in self._active]
             self._opinions.felix.prepare([(sketch, part) for sketch, part in rows if len(part)])
-        if not self._active and self.cells.unfit:
-            reason, count = self.cells.unfit.most_common(1)[0]
-            log.info("no formulas for %s: %s (%d of its cells)", self._space.workload.name, reason, count)
 
     def _random_in(self, cell: Cell) -> IntArray:
         rows = cell.arrays.random(_SCALED, self._rng)

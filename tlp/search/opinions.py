@@ -1,7 +1,7 @@
 """Two models' opinions of the same programs: Felix's, which a search descends through, and a version of MTL-TLP.
 
-Felix's model sees what formulas tell, the language model sees the primitives. Which of them chooses what is measured
-among the programs that the descent found is `Chooser`; `docs/search.md` has what each is worth.
+Felix's model sees what formulas tell, the language model sees the primitives. Felix's has gradients and says where to
+go; which of them judges the programs that were found on the way is `Chooser`. `docs/search.md` has what each is worth.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from tlp.search.array_scores import ArrayModel, Floats, Integers, Programs
 
 
 class Chooser(StrEnum):
-    """Who chooses what is measured."""
+    """Who judges the programs that a descent found, and so chooses what is measured."""
 
     FELIX = "felix"
     TLP = "tlp"
     MEAN = "mean"
 
 
-CHOOSER = Chooser.MEAN
+CHOOSER = Chooser.TLP
 
 
 class Opinions(ArrayModel):
-    """Scores by Felix's model where there are formulas, by the other where there are none.
+    """Scores of one of two models, or their mean.
 
     Both are adapted to the task as it is measured, so that their scores are of one scale: expected -log2(latency).
 
@@ -37,7 +37,7 @@ class Opinions(ArrayModel):
         felix: scores programs that have formulas.
         other: scores any program; None: there is no other model, and programs without formulas come last.
         cells: of the task.
-        chooser: who picks; None: `CHOOSER`, the best of them (`bench/felix.py`).
+        chooser: who judges; None: `CHOOSER`, the best of them (`bench/felix.py`).
     """
 
     def __init__(
@@ -62,22 +62,17 @@ class Opinions(ArrayModel):
 
     def pick(self, programs: Programs, count: int) -> list[int]:
         """See `ArrayModel.pick`."""
-        unfit = not all(self._cells.fitted(sketch, rows).all() for sketch, rows in programs)
-        if self.other is not None and (unfit or self._chooser is Chooser.TLP):
+        fitted = all(self._cells.fitted(sketch, rows).all() for sketch, rows in programs)
+        if self.other is not None and (self._chooser is Chooser.TLP or not fitted):
             return self.other.pick(programs, count)
-        if self.other is None or self._chooser is Chooser.FELIX:
-            return self.felix.pick(programs, count)
-        total = np.zeros(sum(len(rows) for _, rows in programs))
-        for model in (self.felix, self.other):
-            scores = np.concatenate([model(sketch, rows) for sketch, rows in programs])
-            total += (scores - scores.mean()) / max(float(scores.std()), 1e-9)
-        return np.argsort(-total, kind="stable")[:count].tolist()  # type: ignore[no-any-return]
+        return self.felix.pick(programs, count) if self._chooser is Chooser.FELIX else super().pick(programs, count)
 
     def _both(self, sketch: Sketch, rows: Integers) -> Floats:
+        if self.other is not None and self._chooser is Chooser.TLP:
+            return self.other(sketch, rows)
         fitted = self._cells.fitted(sketch, rows)
-        scores = np.full(len(rows), -np.inf)
+        scores = np.full(len(rows), -np.inf) if self.other is None else self.other(sketch, rows)
         if fitted.any():
-            scores[fitted] = self.felix(sketch, rows[fitted])
-        if self.other is not None and not fitted.all():
-            scores[~fitted] = self.other(sketch, rows[~fitted])
+            felix = self.felix(sketch, rows[fitted])
+            scores[fitted] = felix if self._chooser is Chooser.FELIX else (scores[fitted] + felix) / 2.0
         return scores

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from storage import Device
 from tlp.errors import NotFoundError, RegistryError
+from tlp.felix.formulas import FormulaCount
 from tlp.registry import CHAMPION
 from tlp.search.cost_model import Degraded, Scorer, TLPCostModel
 
@@ -27,6 +28,7 @@ class CostModelProvider(ABC):
     Attributes:
         ref: what was asked for (`champion`, a version number, `xgb`, `random`); kept in the run's parameters.
         degraded: scorings of this run that had to do without the model.
+        formulas: how far Felix's formulas went, in a search by gradient.
         felix_source: looks up the device's Felix model in force; None: there is none.
         notices: what a person should know about the versions used, each said once.
     """
@@ -34,6 +36,7 @@ class CostModelProvider(ABC):
     def __init__(self, ref: str) -> None:
         self.ref = ref
         self.degraded = Degraded()
+        self.formulas = FormulaCount()
         self.felix_source: Callable[[], FelixModel] | None = None
         self.notices: list[str] = []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -122,6 +122,7 @@ class TuningReport:
         resumed_from: the run this one went on with.
         reason: "done", or why the budget was not used up.
         remeasured: the best programs of the run, measured again at its end; not among `trials`.
+        formulas: `tlp.felix.formulas.FormulaCount.to_json` of a search by gradient.
     """
 
     network: str
@@ -141,6 +142,7 @@ class TuningReport:
     reason: str
     warnings: tuple[str, ...] = ()
     remeasured: tuple[Remeasured, ...] = ()
+    formulas: Mapping[str, Any] | None = None
 
     @property
     def estimated_latency_s(self) -> float | None:
@@ -167,4 +169,4 @@ class TuningReport:
             "remeasured": [asdict(row) for row in self.remeasured],
             "resumed_from": self.resumed_from,
             "reason": self.reason,
-        }
+        } | ({} if self.formulas is None else {"formulas": dict(self.formulas)})

@@ -281,4 +281,5 @@ def _report(
         reason=reason,
         warnings=tuple(model.notices),
         remeasured=again,
+        formulas=model.formulas.to_json() if params["search"] in GRADIENT else None,
     )

@@ -20,11 +20,9 @@ from tlp.felix.symbolic import SymbolicProgram, UnfitError, choose_probes, facto
 from tlp.language.arrays import Arrays
 from tlp.programs._tvm import make_tune_context
 from tlp.programs.space import DesignSpace
-from tlp.programs.targets import normalise_target
 from tlp.programs.workloads import workload_from_module
 
 CPU = {"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 1}
-GPU = normalise_target("nvidia/geforce-rtx-3090")
 TOLERANCE = 1e-4
 RELAXED = settings(deadline=None, max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -38,14 +36,7 @@ def strided() -> Any:
     return _module([data, weight, bias, topi.nn.relu(topi.add(topi.nn.conv2d(data, weight, 2, 1, 1), bias))])
 
 
-def wide() -> Any:
-    from tvm import te, topi
-
-    data, weight = te.placeholder((256, 512), name="data"), te.placeholder((512, 512), name="weight")
-    return _module([data, weight, topi.nn.dense(data, weight)])
-
-
-MODULES: dict[str, Callable[[], Any]] = {"strided": strided, "wide": wide} | KINDS
+MODULES: dict[str, Callable[[], Any]] = {"strided": strided} | KINDS
 
 
 @dataclass(frozen=True)
@@ -75,10 +66,10 @@ class Fitted:
         return found[:, mask[0]].numpy()[..., :-1]
 
 
-def spaces(name: str, target: dict[str, Any]) -> tuple[DesignSpace, list[Arrays]]:
+def spaces(name: str, target: dict[str, Any], sampled: int = 32) -> tuple[DesignSpace, list[Arrays]]:
     space = DesignSpace(workload_from_module(name, MODULES[name]()), target)
     examples: dict[str, list[Any]] = {}
-    for candidate in space.sample(32, 0):
+    for candidate in space.sample(sampled, 0):
         examples.setdefault(candidate.sketch.sketch_id, []).append(candidate)
     return space, [Arrays(found[0].sketch, [c.program.decisions for c in found], target) for found in examples.values()]
 
@@ -198,7 +189,7 @@ def test_programs_of_a_cell_are_few_or_not_there() -> None:
     """A reduction with a handful of programs has no formulas; nothing else is raised."""
     found = list(cells("relu", CPU, 2)) + list(cells("max_pool", CPU, 2))
     assert found and all(isinstance(cell, UnfitError) for cell in found)
-    assert all("programs have these locations" in str(cell) for cell in found)
+    assert {cell.kind for cell in found if isinstance(cell, UnfitError)} == {"too few programs to probe"}
 
 
 def test_probes_show_every_factor_more_than_once() -> None:
@@ -217,18 +208,3 @@ def test_what_cannot_be_read() -> None:
     squares = te.compute((8,), lambda i: numbers[i * i] + 1.0, name="squares")
     with pytest.raises(UnreadableError, match="no sum of loops"):
         take_apart(_module([numbers, squares]))
-
-
-def test_matrix_products_of_a_gpu_have_formulas_and_convolutions_have_none() -> None:
-    """TVM cannot bound an index of fused, bound loops and takes its region for a point or less, here it is the region:
-    what follows from regions is not compared on a GPU."""
-    region = ("unique", "reuse_dis_bytes", "arith_intensity")
-    columns = [i for i, name in enumerate(NAMES[:-1]) if not any(part in name for part in region)]
-    found = list(cells("wide", GPU, 1))
-    assert found
-    for cell in found:
-        assert isinstance(cell, Fitted), cell
-        rows = choose_probes(cell.arrays, cell.places, np.random.default_rng(3), 3)
-        for row, mine in zip(rows, cell.by_formulas(rows, is_gpu=True), strict=True):
-            np.testing.assert_allclose(mine[:, columns], cell.by_tvm(row)[:, columns], atol=TOLERANCE)
-    assert all(isinstance(cell, UnfitError) for cell in cells("conv2d", GPU, 1))  # a copy is fused from two halos

@@ -18,6 +18,7 @@ from tlp.felix.config import FEATURE_VERSION, KIND, FelixConfig
 from tlp.felix.network import FelixNetwork
 from tlp.model.checkpoint import Manifest
 from tlp.registry import Registry
+from tlp.report.tuning import tuning_report
 from tlp.search.providers import open_provider
 from tlp.settings import Settings
 
@@ -55,6 +56,9 @@ def test_the_champion_of_felix_is_what_is_descended_through(
     for search in ("felix", "mixed"):
         report = tune(search)
         assert (report["search"], report["trials"]) == (search, 6) and report["degraded"]["events"] == 0
+        assert report["formulas"]["cells"] > 0
+        shown = " ".join(str(line) for line in tuning_report(report))
+        assert f"formulas for {report['formulas']['cells']} kinds of programs" in shown
 
     provider = open_provider("random", device, settings, registry)
     second = provider.felix()

@@ -147,7 +147,7 @@ def test_each_opinion_may_choose(space: DesignSpace, chooser: Chooser) -> None:
 def test_what_has_no_formulas_is_bred_and_counted(workloads: tuple[Workload, ...], target: dict[str, Any]) -> None:
     search = open_search(DesignSpace(workloads[2], target), other=ArrayModel(other))
     assert len(search.propose(3)) >= 1  # a task of a program or a few
-    assert search.descents == 0 and sum(search.cells.unfit.values()) >= 1 and search.cells.count == 0
+    assert search.descents == 0 and sum(search.cells.count.without.values()) >= 1 and search.cells.count.cells == 0
 
 
 def test_some_sketches_without_formulas(space: DesignSpace, monkeypatch: pytest.MonkeyPatch) -> None:
