@@ -7,7 +7,7 @@ the trace, by extents that are among these numbers anyway, so that those 33 numb
 are counts of operations on integers (index arithmetic, which simplification changes from program to program). What the
 trace says of unrolling is one more number, `unroll`, which TVM knows only after post-processing.
 
-All are log2(1 + x), flags excepted.
+All are log2(1 + x), flags excepted. The dictionaries below say what each is, in TVM's order.
 """
 
 from __future__ import annotations
@@ -20,41 +20,56 @@ CURVE: Final = 10
 """Points of the curve of arithmetic intensity."""
 CACHE_LINE_BYTES: Final = 64
 
-OPERATIONS: Final = ("float_add_sub", "float_mul", "float_div_mod", "float_cmp", "float_math_func")
-"""Operations on floats in the stored value, times the iterations."""
-BINDINGS: Final = (
-    "is_gpu",
-    "block_x_len",
-    "block_y_len",
-    "block_z_len",
-    "thread_x_len",
-    "thread_y_len",
-    "thread_z_len",
-    "vthread_len",
-)
-"""On a GPU or not; extent of the first loop bound to each, 1 if there is none."""
-BUFFER: Final = (
-    "is_read",
-    "is_written",
-    "is_read_and_written",
-    "bytes",
-    "unique_bytes",
-    "lines",
-    "unique_lines",
-    "reuse_in_loop",
-    "reuse_serial",
-    "no_reuse",
-    "reuse_dis_iter",
-    "reuse_dis_bytes",
-    "reuse_ct",
-    "bytes_d_reuse_ct",
-    "unique_bytes_d_reuse_ct",
-    "lines_d_reuse_ct",
-    "unique_lines_d_reuse_ct",
-    "stride",
-)
-ALLOCATION: Final = ("alloc_size", "alloc_prod", "alloc_outer_prod", "alloc_inner_prod")
-NEST: Final = ("outer_prod", "num_loops")
+OPERATIONS: Final = {
+    "float_add_sub": "additions and subtractions of floats in the stored value, times the store's iterations",
+    "float_mul": "multiplications, likewise",
+    "float_div_mod": "divisions and remainders",
+    "float_cmp": "minima and maxima",
+    "float_math_func": "calls without side effects: exp, sqrt, if_then_else, …",
+}
+BINDINGS: Final = {
+    "is_gpu": "1 if the target is a GPU",
+    "block_x_len": "extent of the first loop bound to blockIdx.x, 1 if there is none",
+    "block_y_len": "to blockIdx.y",
+    "block_z_len": "to blockIdx.z",
+    "thread_x_len": "to threadIdx.x",
+    "thread_y_len": "to threadIdx.y",
+    "thread_z_len": "to threadIdx.z",
+    "vthread_len": "to a virtual thread",
+}
+BUFFER: Final = {
+    "is_read": "the store only reads the buffer",
+    "is_written": "it only writes it",
+    "is_read_and_written": "it does both",
+    "bytes": "size of an element times the store's iterations",
+    "unique_bytes": "bytes of the region touched in all its loops: Π over dimensions of 1 + Σ step · (extent − 1)",
+    "lines": "cache lines touched: iterations without the innermost loops that do not move in the buffer, each a share "
+    "of a line if the step there is shorter than one",
+    "unique_lines": "unique_bytes over the bytes that lie in a row, at most a line",
+    "reuse_in_loop": "flag: the innermost loop with reuse does not move in the buffer",
+    "reuse_serial": "flag: in the innermost loop with reuse an earlier store touches the buffer, too",
+    "no_reuse": "flag: neither",
+    "reuse_dis_iter": "iterations inside that loop (serial: the fewest elements touched in it, per iteration)",
+    "reuse_dis_bytes": "bytes touched inside that loop, of all buffers so far (serial: in it, per iteration)",
+    "reuse_ct": "its extent (serial: how many earlier stores touch the buffer)",
+    "bytes_d_reuse_ct": "bytes over reuse_ct, which counts as ½ where there is no reuse; so the next three",
+    "unique_bytes_d_reuse_ct": "unique_bytes over it",
+    "lines_d_reuse_ct": "lines over it",
+    "unique_lines_d_reuse_ct": "unique_lines over it",
+    "stride": "elements per step of the innermost loop; 0 if that does not move in the buffer",
+}
+ALLOCATION: Final = {
+    "alloc_size": "bytes of the written buffer",
+    "alloc_prod": "its elements times the iterations outside its allocation",
+    "alloc_outer_prod": "iterations outside its allocation",
+    "alloc_inner_prod": "the store's iterations over those",
+}
+NEST: Final = {
+    "outer_prod": "the store's iterations",
+    "num_loops": "its loops of more than one iteration",
+}
+UNROLL: Final = "unroll"
+"""Unrolling limit that the trace asks for (`meta_schedule.unroll_explicit`, `unroll_implicit`); 0 if none."""
 
 _FIRST_BUFFER: Final = 57
 _FIRST_CURVE: Final = _FIRST_BUFFER + BUFFERS * len(BUFFER)
@@ -66,6 +81,7 @@ def _columns() -> dict[str, int]:
     found |= {name: 49 + i for i, name in enumerate(BINDINGS)}
     for buffer in range(BUFFERS):
         found |= {f"b{buffer}.{name}": _FIRST_BUFFER + buffer * len(BUFFER) + i for i, name in enumerate(BUFFER)}
+    # floats computed per byte touched, at i + 1 tenths of the store's operations, from the innermost loop outwards
     found |= {f"arith_intensity.{i}": _FIRST_CURVE + i for i in range(CURVE)}
     found |= {name: _FIRST_ALLOCATION + i for i, name in enumerate((*ALLOCATION, *NEST))}
     return found
@@ -73,7 +89,7 @@ def _columns() -> dict[str, int]:
 
 TVM_COLUMNS: Final = _columns()
 """Name → place in TVM's 164 numbers, in the order the model takes them."""
-NAMES: Final = (*TVM_COLUMNS, "unroll")
+NAMES: Final = (*TVM_COLUMNS, UNROLL)
 """Names of the F features of a store."""
 WIDTH: Final = len(NAMES)
 """F = 120."""

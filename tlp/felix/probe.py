@@ -356,7 +356,8 @@ class _Reader:
             loads.append(node)
             visitor.default_visit(node)
 
-        counters = [(kind, count(OPERATIONS[i])) for kind, i in kinds.items()]
+        names = list(OPERATIONS)
+        counters = [(kind, count(names[i])) for kind, i in kinds.items()]
         tvm_ffi.structural_visit(value, [*counters, (Call, call), (TensorLoad, load)])
         return loads
 
