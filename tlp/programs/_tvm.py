@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 import os
 import re
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from tlp.errors import InvalidInputError, TlpError
@@ -101,10 +102,40 @@ def pass_interrupts() -> None:
 def load_intrinsics(kind: str) -> None:
     """Register the tensor intrinsics that design spaces of this target kind may use.
 
-    `TuneContext` imports `tvm.s_tir.tensor_intrin`, whose `__init__` parses the intrinsics of every back end: 12 to
-    15 s, nearly all of it CUDA's. For CPU targets only the CPU's modules are imported (2 s): the package is put in
-    place without running its `__init__`. Any other kind imports the whole package.
+    `TuneContext` imports `tvm.s_tir.tensor_intrin`, whose `__init__` parses the intrinsics of every back end, nearly
+    all of them CUDA's. For CPU targets only the CPU's modules are imported (2 s): the package is put in place without
+    running its `__init__`. Any other kind imports the whole package.
     """
+    with _remembered_modules():
+        _load_intrinsics(kind)
+
+
+@contextmanager
+def _remembered_modules() -> Iterator[None]:
+    """Let `inspect` look up a file's module once.
+
+    TVM's parser asks for the whole stack at each of some 500 functions, and `inspect` goes through every loaded module
+    for each frame of it: a minute and more in a process that has torch and MLflow, where parsing takes seconds.
+    """
+    found: dict[str, Any] = {}
+    look_up = inspect.getmodule
+
+    def remembered(wanted: Any, _filename: str | None = None) -> Any:
+        if not isinstance(wanted, FrameType):
+            return look_up(wanted, _filename)
+        name = wanted.f_code.co_filename
+        if name not in found:
+            found[name] = look_up(wanted, _filename)
+        return found[name]
+
+    inspect.getmodule = remembered  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        inspect.getmodule = look_up
+
+
+def _load_intrinsics(kind: str) -> None:
     if kind == "llvm":
         if _INTRINSICS in sys.modules:
             return
@@ -120,6 +151,8 @@ def load_intrinsics(kind: str) -> None:
         # Registered already: importing x86 and arm_cpu again would be refused, so only the rest is imported.
         for name in ("cuda", "rocm", "hexagon", "riscv_cpu", "metal"):
             importlib.import_module(f"{_INTRINSICS}.{name}")
+    else:
+        importlib.import_module(_INTRINSICS)
 
 
 def blocks_of(module: Any) -> list[Any]:
