@@ -34,6 +34,7 @@ from rich.table import Table
 
 CASES = ("felix", "felix-mean", "felix-alone", "mixed", "evolutionary", "tlp")
 CHOOSERS = {"felix-mean": "mean", "felix-alone": "felix"}
+MAIN = ("felix", "mixed", "evolutionary", "tlp")
 SHARES = (0.9, 0.95, 0.99)
 Row = dict[str, Any]
 
@@ -145,6 +146,12 @@ def tables(rows: Sequence[Row], console: Console) -> dict[str, Any]:
                 cells += [f"{statistics.median(found[0]):.0f}", f"{statistics.median(found[1]):.1f}", f"{ever:.0%}"]
             table.add_row(case, *cells)
         console.print(table)
+    runs: dict[Any, dict[str, Row]] = defaultdict(dict)
+    for row in rows:
+        runs[row["network"], row["task"], row["seed"]][row["case"]] = row
+    compared = [case for case in MAIN if case in cases]
+    whole = {key: found for key, found in runs.items() if all(case in found for case in compared)}
+    tuning.print_curves(whole, compared, console)
     return result
 
 

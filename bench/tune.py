@@ -226,7 +226,7 @@ def tables(rows: Sequence[Row], console: Console) -> dict[str, Any]:
             f"{one.get('reached', math.nan):.0%}",
         )
     console.print(summary)
-    _print_curves(whole, cases, console)
+    print_curves(whole, cases, console)
     return result
 
 
@@ -253,7 +253,8 @@ def curves(
     return found
 
 
-def _print_curves(whole: Mapping[Any, Mapping[str, Row]], cases: Sequence[str], console: Console) -> None:
+def print_curves(whole: Mapping[Any, Mapping[str, Row]], cases: Sequence[str], console: Console) -> None:
+    """How good the best so far is after so many programs, and after so many seconds."""
     for name, column, limits in (("trials", 0, (10, 20, 30, 40, 64)), ("seconds", 1, (3, 5, 8, 12, 20, 30))):
         table = Table(
             name, *map(str, limits), title=f"speed of the best so far, of the best known (geometric mean), by {name}"
