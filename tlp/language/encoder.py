@@ -16,7 +16,7 @@ tensor cores have some 70 and are cropped.
     LOCATION               compute-at: at root, inlined, depth, Π extents outside, inside     5
     NEST                   Reorder: extents of the new nest, innermost first; rest in last   24
 
-Extents are powers and products, so they are written as log2 (raw numbers cost 0.19 top-1 here); other numbers x as
+Extents are powers and products, so they are written as log2 (docs/model.md has what raw ones cost); other numbers x as
 sign(x)·log2(1 + |x|). LOCATION repeats decisions of other rows on purpose: how much runs inside a compute location is
 what the latency depends on, and one attention layer would have to join up to eight rows for it. So does NEST.
 
