@@ -30,7 +30,7 @@ def check_interrupt() -> None:
 
 @contextmanager
 def held_signals() -> Iterator[None]:
-    """Signals that arrive during the body take effect at its end, whatever the body raised."""
+    """Signals that arrive during the body take effect at its end, whatever the body raised; ignored ones stay so."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Python delivers signals to the main thread only
         return
@@ -38,7 +38,9 @@ def held_signals() -> Iterator[None]:
     def note(number: int, _frame: FrameType | None) -> None:
         _pending.append(number)
 
-    before = {number: signal.signal(number, note) for number in _HELD}
+    # A script's background process ignores Ctrl-C: there would be nothing to end what `check_interrupt` begins.
+    held = [number for number in _HELD if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, note) for number in held}
     try:
         yield
     finally:
