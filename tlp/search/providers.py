@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from storage import Device
-from tlp.errors import NotFoundError, RegistryError
+from tlp.errors import InvalidInputError, ModelFormatError, NotFoundError, RegistryError, RegistryUnavailableError
 from tlp.felix.formulas import FormulaCount
 from tlp.registry import CHAMPION
 from tlp.search.cost_model import Degraded, Scorer, TLPCostModel
@@ -201,13 +201,17 @@ def _felix_champion(device: Device, registry: Registry, notice: Callable[[str], 
     from tlp.model.encoders import METASCHEDULE
     from tlp.training.decision import model_key
 
+    again = f"tlp train --device {device.name} --model felix"
     loaded: dict[int, FelixModel] = {}
 
     def load(found: ResolvedModel) -> FelixModel:
         from tlp.felix.scorer import load_felix  # imports torch
 
         if found.version not in loaded:
-            model = load_felix(found.checkpoint_dir, device.name, target=device.target, family=device.family)
+            try:
+                model = load_felix(found.checkpoint_dir, device.name, target=device.target, family=device.family)
+            except InvalidInputError as exc:  # of another family: no head of it may stand in
+                raise ModelFormatError(exc.message, next_command=again) from exc
             loaded.clear()
             loaded[found.version] = model
         return loaded[found.version]
@@ -215,14 +219,12 @@ def _felix_champion(device: Device, registry: Registry, notice: Callable[[str], 
     def resolve() -> FelixModel:
         try:
             used = registry.usable(model_key(device.family, METASCHEDULE, KIND), device.name, load)
-        except NotFoundError as exc:
+        # As in `RegistryProvider.refresh`: a run must survive whatever becomes of its model meanwhile.
+        except Exception as exc:
             if not loaded:
-                raise NotFoundError(
-                    f"a search by gradient needs Felix's cost model: {exc.message}",
-                    next_command=f"tlp train --device {device.name} --model felix",
-                ) from exc
-        except RegistryError as exc:
-            if not loaded:
+                if isinstance(exc, NotFoundError | RegistryError) and not isinstance(exc, RegistryUnavailableError):
+                    needed = f"a search by gradient needs Felix's cost model: {exc.message}"
+                    raise type(exc)(needed, next_command=again) from exc
                 raise
             notice(f"the registry gave no usable Felix model ({exc}): going on with version {next(iter(loaded))}")
         else:
