@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from storage import Sketch
+from tlp._signals import check_interrupt
 from tlp.felix.features import Features
 from tlp.felix.formulas import FormulaCount
 from tlp.felix.scorer import FelixModel
@@ -82,9 +83,14 @@ class Cells:
         self._arrays.setdefault(arrays.sketch.sketch_id, arrays)
 
     def get(self, arrays: Arrays, places: Sequence[int]) -> Cell | None:
-        """A cell; None if it has no formulas."""
+        """A cell; None if it has no formulas.
+
+        Raises:
+            InterruptedSearch: Ctrl-C. A task may have hundreds of cells, so each is asked before it is probed.
+        """
         key = arrays.sketch.sketch_id, tuple(int(place) for place in places)
         if key not in self._cells:
+            check_interrupt()
             try:
                 program = make_symbolic(self._space, arrays, key[1], self._rng)
                 self._cells[key] = Cell(arrays, key[1], program, Features([program], is_gpu=self.is_gpu))
@@ -94,6 +100,13 @@ class Cells:
                 self.count.without[exc.kind] += 1
                 log.debug("no formulas for %s: %s", self._space.workload.name, exc)
         return self._cells[key]
+
+    def has(self, sketch: Sketch, decisions: Sequence[int]) -> bool:
+        """Whether a program's cell was probed and has formulas; nothing is probed."""
+        arrays = self._arrays.get(sketch.sketch_id)
+        if arrays is None:
+            return False
+        return self._cells.get((sketch.sketch_id, tuple(decisions[at] for at in arrays.place_columns))) is not None
 
     def split(self, sketch: Sketch, rows: IntArray) -> Iterator[tuple[npt.NDArray[np.int64], Cell | None]]:
         """`(N, D)` programs of one sketch by cell: which of them, and the cell."""

@@ -89,6 +89,7 @@ class TaskAdaptation:
         self._scale: Scale | None = None
         self._posterior: Posterior | None = None
         self._version: object = None
+        self._usable: Callable[[Measured], bool] | None = None
 
     @property
     def has_measured(self) -> bool:
@@ -112,6 +113,10 @@ class TaskAdaptation:
             fastest = sorted(self._measured[: -MEMORY // 2], key=lambda one: one.latency_s)[: MEMORY // 2]
             self._measured = [*fastest, *newest]
         self._posterior = None
+
+    def learn_from(self, usable: Callable[[Measured], bool]) -> None:
+        """Learn from these of the programs only: those of which the model knows more than that they ran."""
+        self._usable, self._posterior = usable, None
 
     def scores(self, pool: Pool, version: object, sketch: Sketch, rows: Integers) -> Floats:
         """`(N, D)` programs of one sketch → `(N,)` expected -log2(latency), higher = faster.
@@ -142,10 +147,11 @@ class TaskAdaptation:
         return self._posterior
 
     def _learned(self, pool: Pool, scale: Scale) -> Posterior:
-        if not self._measured:
+        measured = [one for one in self._measured if self._usable is None or self._usable(one)]
+        if not measured:
             return Posterior.prior(scale, self._prior_gain())
         by_sketch: dict[str, list[Measured]] = {}
-        for one in self._measured:
+        for one in measured:
             by_sketch.setdefault(one.sketch.sketch_id, []).append(one)
         groups = list(by_sketch.values())
         rows = [np.array([one.decisions for one in group], np.int64).reshape(len(group), -1) for group in groups]

@@ -16,6 +16,7 @@ the objective is the score with what measurements say beyond it (`tlp.search.pos
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -47,6 +48,7 @@ STARTS: Final = 128  # of a round, all cells together
 _DRAWN: Final = 4  # points drawn per start, of which the most promising half of the starts are taken
 _FIRST_CELLS: Final = 4  # probed in the first round; each further round probes one more …
 _MOST_CELLS: Final = 10  # … up to so many
+_HOPELESS: Final = 8  # cells of a sketch without formulas, per cell with, after which its others are not probed
 _FROM_MEASURED: Final = 0.25  # of the starts, near the fastest programs measured
 _JITTER: Final = 0.3  # of their exponents
 _SCALED: Final = 128  # random programs of a cell that tell the scale of the model's scores
@@ -116,6 +118,7 @@ class GradientSearch(ArraySearch):
         self._steps = steps
         self._order: list[tuple[Pool, Places]] = []  # cells, the most promising first
         self._active: list[tuple[Pool, Cell]] = []
+        self._without: Counter[str] = Counter()  # cells without formulas, by sketch
         self._exponents: dict[str, Exponents] = {}
         self._times_s: dict[tuple[int, ...], float] = {}
         self._best_s = np.inf
@@ -199,6 +202,14 @@ class GradientSearch(ArraySearch):
             cell = self.cells.get(pool.arrays, places)
             if cell is not None:
                 self._active.append((pool, cell))
+            else:
+                self._without[pool.arrays.sketch.sketch_id] += 1
+                fitted = sum(own is pool for own, _ in self._active)
+                if self._without[pool.arrays.sketch.sketch_id] >= _HOPELESS * (1 + fitted):  # there may be a thousand
+                    self._order = [item for item in self._order if item[0] is not pool]
+        if self._adaptation is not None:
+            # Programs measured before may be in a hundred cells, and without formulas a program says nothing.
+            self._adaptation.learn_from(lambda one: self.cells.has(one.sketch, one.decisions))
         if self._active and not self._prepared:
             self._prepared = True
             rows = [(cell.arrays.sketch, self._random_in(cell)) for _, cell in self._active]

@@ -62,10 +62,13 @@ class Opinions(ArrayModel):
 
     def pick(self, programs: Programs, count: int) -> list[int]:
         """See `ArrayModel.pick`."""
-        fitted = all(self._cells.fitted(sketch, rows).all() for sketch, rows in programs)
-        if self.other is not None and (self._chooser is Chooser.TLP or not fitted):
+        if self.other is not None and (self._chooser is Chooser.TLP or not self._all_fitted(programs)):
             return self.other.pick(programs, count)
         return self.felix.pick(programs, count) if self._chooser is Chooser.FELIX else super().pick(programs, count)
+
+    def _all_fitted(self, programs: Programs) -> bool:
+        """Asking may probe cells, which takes time."""
+        return all(self._cells.fitted(sketch, rows).all() for sketch, rows in programs)
 
     def _both(self, sketch: Sketch, rows: Integers) -> Floats:
         if self.other is not None and self._chooser is Chooser.TLP:
