@@ -333,14 +333,17 @@ def tune(
     from tlp.report.tuning import follow
     from tlp.search import providers, tuning
 
-    ref = str(tuning.find_resumable(store, network, device).params["model"]) if resume else model
+    ref, total = model, trials or settings.tune_trials
+    if resume:
+        earlier = tuning.find_resumable(store, network, device).params
+        ref, total = str(earlier["model"]), trials or int(earlier["trials"])
     registry = registry or Registry(settings, store)
     if ref not in MODELS_WITHOUT_REGISTRY:
         registry.reconcile()  # a champion that a person moved meanwhile is recorded before it is used
     provider = providers.open_provider(ref, found, settings, registry)
     with (
         open_runner(found, settings) as runner,
-        follow(f"tune {network}", trials or settings.tune_trials, every=settings.tune_batch) as update,
+        follow(f"tune {network}", total, every=settings.tune_batch) as update,
     ):
         report = tuning.tune(
             store,

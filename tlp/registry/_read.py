@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tlp.errors import NotFoundError
 from tlp.registry._mlflow import error_code, retrying
-from tlp.registry._types import CHAMPION, PREFIXES, ModelVersion, pin_alias
+from tlp.registry._types import CHAMPION, FELIX_PREFIX, PREFIXES, ModelVersion, pin_alias
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -83,7 +83,7 @@ class Reader:
             there = ", ".join(str(v.version) for v in self.versions(model)) or "none"
             raise NotFoundError(
                 f"{model} has no version {version} (there: {there})",
-                next_command="tlp train" if there == "none" else "tlp model list",
+                next_command=_training_of(model) if there == "none" else "tlp model list",
             )
         return _version(row, self.aliases(model))
 
@@ -96,7 +96,7 @@ class Reader:
                 return alias, aliases[alias]
         versions = self.versions(model)
         if not versions:
-            raise NotFoundError(f"{model} has no version yet", next_command="tlp train")
+            raise NotFoundError(f"{model} has no version yet", next_command=_training_of(model))
         raise NotFoundError(
             f"{model} has no alias {ref!r}; its versions are {', '.join(str(v.version) for v in versions)}: "
             "promote one (tlp model promote) or name one (--model VERSION)",
@@ -114,3 +114,8 @@ def _version(row: Any, aliases: Mapping[str, int]) -> ModelVersion:
         run_id=str(row.run_id) if row.run_id else None,
         tags=dict(row.tags),
     )
+
+
+def _training_of(model: str) -> str:
+    """What makes a version of a model."""
+    return "tlp train --model felix" if model.startswith(FELIX_PREFIX) else "tlp train"

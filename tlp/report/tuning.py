@@ -102,6 +102,9 @@ def tuning_report(report: Row) -> list[RenderableType]:
         left = ", ".join(f"{count}: {reason}" for reason, count in formulas["without"].items())
         left = f", the others left to evolutionary search ({left})" if left else ""
         notes.append(f"formulas for {formulas['cells']} kinds of programs{left}")
+        notes += [f"Felix's model: version {', then '.join(formulas['model_versions'])}"] * bool(
+            formulas["model_versions"]
+        )
     return [
         task_table(report["tasks"], title=title),
         *remeasured(report.get("remeasured", ())),

@@ -52,7 +52,7 @@ class Degraded:
 
 
 class ScoreScale:
-    """Strictly increasing map from raw scores to positive ones, fixed by the first batch it sees.
+    """Increasing map from raw scores to positive ones, fixed by the first batch it sees.
 
     `softplus((x - median) / spread)` of that batch: middling programs get about 0.7, good ones grow linearly, bad ones
     tend to 0.
@@ -69,7 +69,9 @@ class ScoreScale:
                 self._fixed = float(np.median(raw)), spread if spread > 0 and np.isfinite(spread) else 1.0
             middle, spread = self._fixed
             scaled = np.clip((raw - middle) / spread, -_CLIP, _LIMIT)
-        positive: NDArray[np.float64] = np.logaddexp(0.0, scaled)
+        order = np.argsort(scaled, kind="stable")
+        positive = np.empty_like(scaled)  # logaddexp is off by a bit here and there: never by so much that ranks change
+        positive[order] = np.maximum.accumulate(np.logaddexp(0.0, scaled[order]))
         return positive
 
 

@@ -51,6 +51,7 @@ _MOST_CELLS: Final = 10  # … up to so many
 _HOPELESS: Final = 8  # cells of a sketch without formulas, per cell with, after which its others are not probed
 _FROM_MEASURED: Final = 0.25  # of the starts, near the fastest programs measured
 _JITTER: Final = 0.3  # of their exponents
+_KNOWN: Final = 1e9  # beyond any score
 _SCALED: Final = 128  # random programs of a cell that tell the scale of the model's scores
 _VARIED: Final = 64  # best programs of a sketch that are tried with every unrolling limit
 _PATIENCE: Final = 2  # rounds of descent without a gain of `_GAIN` after which `mixed` breeds instead
@@ -164,7 +165,7 @@ class GradientSearch(ArraySearch):
             rows = np.concatenate([arrays.random(512, self._rng), known])
             other = self._opinions.other
             scores = other(arrays.sketch, rows) if other is not None else np.zeros(len(rows))
-            scores[len(rows) - len(known) :] = np.inf
+            scores[len(rows) - len(known) :] = _KNOWN - np.arange(len(known))  # as they are told, the fastest first
             places, owner = np.unique(rows[:, list(arrays.place_columns)], axis=0, return_inverse=True)
             for index, values in enumerate(places):
                 own = np.sort(scores[owner.reshape(-1) == index])[::-1]

@@ -191,11 +191,11 @@ def open_provider(ref: str, device: Device, settings: Settings, registry: Regist
     points nowhere or whose files are gone is stood in for by the last good version (`Registry.usable`), with a notice.
     """
     provider = _provider(ref, device, settings, registry)
-    provider.felix_source = _felix_champion(device, registry, provider.notice)
+    provider.felix_source = _felix_champion(device, registry, provider)
     return provider
 
 
-def _felix_champion(device: Device, registry: Registry, notice: Callable[[str], None]) -> Callable[[], FelixModel]:
+def _felix_champion(device: Device, registry: Registry, provider: CostModelProvider) -> Callable[[], FelixModel]:
     """Looks up the champion of the family's Felix models, or the last good version, loading each once."""
     from tlp.felix.config import KIND
     from tlp.model.encoders import METASCHEDULE
@@ -214,6 +214,9 @@ def _felix_champion(device: Device, registry: Registry, notice: Callable[[str], 
                 raise ModelFormatError(exc.message, next_command=again) from exc
             loaded.clear()
             loaded[found.version] = model
+            provider.formulas.versions.append(str(found.version))
+            if model.is_stand_in:
+                provider.notice(f"Felix's model has no head for {device.name}: that of {model.head} stands in")
         return loaded[found.version]
 
     def resolve() -> FelixModel:
@@ -226,10 +229,11 @@ def _felix_champion(device: Device, registry: Registry, notice: Callable[[str], 
                     needed = f"a search by gradient needs Felix's cost model: {exc.message}"
                     raise type(exc)(needed, next_command=again) from exc
                 raise
-            notice(f"the registry gave no usable Felix model ({exc}): going on with version {next(iter(loaded))}")
+            kept = f"going on with version {next(iter(loaded))}"
+            provider.notice(f"the registry gave no usable Felix model ({exc}): {kept}")
         else:
             if used.fallback:
-                notice(used.fallback)
+                provider.notice(used.fallback)
         return next(iter(loaded.values()))
 
     return resolve

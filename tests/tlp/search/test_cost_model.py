@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from storage import Device, DeviceState, Sketch, Workload
@@ -53,6 +53,7 @@ def test_reader_agrees_with_the_design_space(space: DesignSpace, schedules: list
 
 
 @given(st.lists(FINITE, min_size=1, max_size=40), st.lists(FINITE, max_size=40))
+@example([0.0, 0.0, 0.0, -7727093674869974.0, -3.40246317898536e16, -4.384981902476638e16], [-1.0])
 def test_scale_keeps_order_and_is_positive(first: list[float], later: list[float]) -> None:
     scale = ScoreScale()
     scale(np.array(first))

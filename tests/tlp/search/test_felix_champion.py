@@ -56,7 +56,7 @@ def test_the_champion_of_felix_is_what_is_descended_through(
     for search in ("felix", "mixed"):
         report = tune(search)
         assert (report["search"], report["trials"]) == (search, 6) and report["degraded"]["events"] == 0
-        assert report["formulas"]["cells"] > 0
+        assert report["formulas"]["cells"] > 0 and report["formulas"]["model_versions"] == ["2"]
         shown = " ".join(str(line) for line in tuning_report(report))
         assert f"formulas for {report['formulas']['cells']} kinds of programs" in shown
 
