@@ -22,7 +22,6 @@ import json
 import math
 import os
 import statistics
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -156,35 +155,12 @@ def tables(rows: Sequence[Row], console: Console) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = tuning.arguments(str(__doc__), CASES, 5)
     parser.add_argument("--felix", type=Path)
-    parser.add_argument("--checkpoint", type=Path)
-    parser.add_argument("--head", default="this-cpu")
-    parser.add_argument("--cases", default=",".join(CASES))
-    parser.add_argument("--networks", default=tuning.NETWORKS)
-    parser.add_argument("--tasks", type=int, default=3, help="of each network")
-    parser.add_argument("--trials", type=int, default=64)
-    parser.add_argument("--seeds", type=int, default=5, help="how many")
-    parser.add_argument("--seed", type=int, default=0, help="the first of them")
-    parser.add_argument("--core", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="append each run to this file, one JSON object per line")
-    parser.add_argument("--tables", type=Path, help="print the tables of such a file instead of tuning")
-    parser.add_argument("--draw", type=Path, help="draw the curves into this file")
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    if args.tables:
-        rows = [json.loads(line) for line in args.tables.open()]
-    else:
-        os.sched_setaffinity(0, {args.core})
-        rows = []
-        for row in measure(args):
-            rows.append(row)
-            print(tuning.told(row), file=sys.stderr, flush=True)
-            if args.out:
-                with args.out.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+    rows = tuning.gathered(args, measure)
     if args.draw:
-        tuning.draw(rows, args.draw, [case for case in CASES if any(row["case"] == case for row in rows)])
+        tuning.draw(rows, args.draw, [case for case in MAIN if any(row["case"] == case for row in rows)])
     result = tables(rows, Console(stderr=args.json, width=160))
     if args.json:
         print(json.dumps(result))

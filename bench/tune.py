@@ -299,33 +299,43 @@ def draw(rows: Sequence[Row], path: Path, wanted: Sequence[str] = CASES) -> None
     figure.savefig(path, dpi=110)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(doc: str, cases: Sequence[str], seeds: int) -> argparse.ArgumentParser:
+    """What a benchmark of searches can be told."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--head", default="this-cpu")
-    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--cases", default=",".join(cases))
     parser.add_argument("--networks", default=NETWORKS)
     parser.add_argument("--tasks", type=int, default=3, help="of each network")
     parser.add_argument("--trials", type=int, default=64)
-    parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--seeds", type=int, default=seeds, help="how many")
     parser.add_argument("--seed", type=int, default=0, help="the first of them")
     parser.add_argument("--core", type=int, default=0)
     parser.add_argument("--out", type=Path, help="append each run to this file, one JSON object per line")
     parser.add_argument("--tables", type=Path, help="print the tables of such a file instead of tuning")
     parser.add_argument("--draw", type=Path, help="draw the curves into this file")
     parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
+    return parser
+
+
+def gathered(args: argparse.Namespace, measured: Callable[[argparse.Namespace], Iterator[Row]]) -> list[Row]:
+    """The runs of a file, or those that are made now, on one core; told and kept one by one."""
     if args.tables:
-        rows = [json.loads(line) for line in args.tables.open()]
-    else:
-        os.sched_setaffinity(0, {args.core})
-        rows = []
-        for row in measure(args):
-            rows.append(row)
-            print(told(row), file=sys.stderr, flush=True)
-            if args.out:
-                with args.out.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+        return [json.loads(line) for line in args.tables.open()]
+    os.sched_setaffinity(0, {args.core})
+    rows = []
+    for row in measured(args):
+        rows.append(row)
+        print(told(row), file=sys.stderr, flush=True)
+        if args.out:
+            with args.out.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+    return rows
+
+
+def main() -> None:
+    args = arguments(str(__doc__), CASES, 3).parse_args()
+    rows = gathered(args, measure)
     if args.draw:
         draw(rows, args.draw)
     result = tables(rows, Console(stderr=args.json, width=140))

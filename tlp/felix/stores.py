@@ -16,6 +16,7 @@ import numpy.typing as npt
 from storage import MeasurementStore
 from tlp.felix.columns import TVM_COLUMNS, WIDTH
 from tlp.felix.unrolling import log_unroll
+from tlp.language.sketch import by_sketch
 from tlp.programs.per_store import PerStoreFeatures, Programs
 
 _TVM: Final = np.array(list(TVM_COLUMNS.values()))
@@ -94,11 +95,6 @@ class StoreReader:
     def _unroll(programs: Programs) -> Floats:
         """`(P,)`, vectorised by sketch."""
         out = np.zeros(len(programs), np.float32)
-        by_sketch: dict[str, list[int]] = {}
-        for index, (sketch, _) in enumerate(programs):
-            by_sketch.setdefault(sketch.sketch_id, []).append(index)
-        for indices in by_sketch.values():
-            sketch = programs[indices[0]][0]
-            decisions = np.array([programs[i][1] for i in indices], np.int64).reshape(len(indices), -1)
+        for indices, sketch, decisions in by_sketch(programs):
             out[indices] = log_unroll(sketch, decisions)
         return out

@@ -38,6 +38,7 @@ from tlp.training.trainer import (
     padded_lists,
     rate_at,
     set_threads,
+    training_facts,
 )
 
 EPOCHS = 4
@@ -208,23 +209,12 @@ def _validate(network: FelixNetwork, data: FelixData) -> float:
 def _manifest(
     data: FelixData, options: TrainOptions, network: FelixNetwork, reports: Sequence[EpochReport]
 ) -> Manifest:
-    dataset, last = data.dataset, reports[-1]
+    dataset = data.dataset
     families = sorted({device.family for device in dataset.devices})
     if len(families) > 1:
         raise InvalidInputError(f"devices of {', '.join(families)} cannot share a model: one family each")
-    metrics = {
-        "train_loss": last.loss,
-        "seconds": last.seconds,
-        "programs": float(len(dataset.decisions)),
-        "left_out": float(data.left_out),
-        "labels": float((~np.isnan(dataset.labels)).sum()),
-        "duplicates": float(dataset.duplicates),
-        "parameters": float(sum(p.numel() for p in network.parameters())),
-    }
-    curves: dict[str, list[float]] = {"train_loss": [r.loss for r in reports]}
-    if not math.isnan(last.validation_top1):
-        metrics["validation_top1"] = last.validation_top1
-        curves["validation_top1"] = [r.validation_top1 for r in reports]
+    metrics, curves = training_facts(dataset, network, reports)
+    metrics["left_out"] = float(data.left_out)
     return Manifest(
         family=families[0],
         encoder_version=FEATURE_VERSION,

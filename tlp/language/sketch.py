@@ -16,11 +16,14 @@ Source: `tvm/src/s_tir/schedule/trace.cc` (JSON form `[instructions, decisions]`
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from storage import Program, Sketch
 from tlp.errors import InvalidInputError
@@ -189,3 +192,15 @@ def to_trace(sketch: Sketch, decisions: Sequence[int]) -> list[Any]:
         tiled = slot.kind in (DecisionKind.TILE, DecisionKind.PARTITIONED_TILE)
         pairs.append([slot.instruction, values if tiled else values[0]])
     return [json.loads(json.dumps(instructions)), pairs]
+
+
+def by_sketch(
+    programs: Sequence[tuple[Sketch, Sequence[int]]],
+) -> Iterator[tuple[list[int], Sketch, npt.NDArray[np.int64]]]:
+    """Programs of any sketches, sketch by sketch: their places in the sequence, the sketch, `(n, D)` decisions."""
+    places: dict[str, list[int]] = {}
+    for index, (sketch, _) in enumerate(programs):
+        places.setdefault(sketch.sketch_id, []).append(index)
+    for indices in places.values():
+        decisions = np.array([programs[i][1] for i in indices], np.int64).reshape(len(indices), -1)
+        yield indices, programs[indices[0]][0], decisions

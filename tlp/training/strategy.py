@@ -21,7 +21,7 @@ from tlp.model.nearest import nearest_head, rank_correlations
 from tlp.model.network import MTLTLP
 from tlp.training.dataset import Dataset
 from tlp.training.subset import only, with_labels
-from tlp.training.trainer import EpochReport, OnEpoch, Teacher, TrainOptions, fit, set_threads
+from tlp.training.trainer import EpochReport, OnEpoch, Teacher, TrainOptions, fit, set_threads, training_facts
 from tlp.training.transfer import fill_from_relatives
 
 JOINT: Final = "joint"
@@ -258,19 +258,7 @@ def _manifest(
     reports: list[EpochReport],
 ) -> Manifest:
     dataset, options = lesson.dataset, lesson.options
-    last = reports[-1]
-    metrics = {
-        "train_loss": last.loss,
-        "seconds": last.seconds,
-        "programs": float(len(dataset.decisions)),
-        "labels": float((~np.isnan(dataset.labels)).sum()),
-        "duplicates": float(dataset.duplicates),
-        "parameters": float(sum(p.numel() for p in network.parameters())),
-    }
-    curves: dict[str, list[float]] = {"train_loss": [r.loss for r in reports]}
-    if not math.isnan(last.validation_top1):
-        metrics["validation_top1"] = last.validation_top1
-        curves["validation_top1"] = [r.validation_top1 for r in reports]
+    metrics, curves = training_facts(dataset, network, reports)
     return Manifest(
         family=_family(dataset.devices),
         encoder_version=dataset.encoder.version,

@@ -20,6 +20,7 @@ from storage import Sketch
 from tlp.errors import InvalidInputError
 from tlp.language.encoder import ENCODER_VERSION, LAYOUTS, MetaScheduleEncoder
 from tlp.language.profile import PROFILE_WIDTH
+from tlp.language.sketch import by_sketch
 from tlp.language.vocabulary import Vocabulary
 from tlp.training.dataset import Dataset
 
@@ -142,11 +143,6 @@ def _trees(seed: int, *, trees: int = _TREES, max_depth: int = 5, learning_rate:
 def read_many(reader: ProfileReader, programs: Sequence[tuple[Sketch, Sequence[int]]]) -> npt.NDArray[np.float32]:
     """Profiles of programs of any sketches, in the order given: `(N, K)`."""
     out = np.empty((len(programs), PROFILE_WIDTH), np.float32)
-    by_sketch: dict[str, list[int]] = {}
-    for index, (sketch, _) in enumerate(programs):
-        by_sketch.setdefault(sketch.sketch_id, []).append(index)
-    for indices in by_sketch.values():
-        sketch = programs[indices[0]][0]
-        decisions = np.array([programs[i][1] for i in indices], np.int64).reshape(len(indices), -1)
+    for indices, sketch, decisions in by_sketch(programs):
         out[indices] = reader.read(sketch, decisions)
     return out

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tlp.errors import InvalidInputError
 from tlp.model.device import open_device
@@ -379,3 +379,23 @@ def padded_lists(values: Tensor, lists: list[IntArray], empty: float, mix: bool 
     if mix:
         return flat.t()  # (H, G·N)
     return flat.view(len(lists), N, H).transpose(1, 2).reshape(-1, N)  # (G·H, N)
+
+
+def training_facts(
+    dataset: Dataset, network: nn.Module, reports: Sequence[EpochReport]
+) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """What a version's page shows of its training: final values, and values per epoch."""
+    last = reports[-1]
+    metrics = {
+        "train_loss": last.loss,
+        "seconds": last.seconds,
+        "programs": float(len(dataset.decisions)),
+        "labels": float((~np.isnan(dataset.labels)).sum()),
+        "duplicates": float(dataset.duplicates),
+        "parameters": float(sum(p.numel() for p in network.parameters())),
+    }
+    curves: dict[str, list[float]] = {"train_loss": [r.loss for r in reports]}
+    if not math.isnan(last.validation_top1):
+        metrics["validation_top1"] = last.validation_top1
+        curves["validation_top1"] = [r.validation_top1 for r in reports]
+    return metrics, curves
