@@ -39,8 +39,8 @@ class Cell:
     Attributes:
         arrays: the sketch's programs.
         places: values of `arrays.place_columns`.
-        program: of its programs.
-        features: likewise.
+        program: what its programs have in common, with the formulas.
+        features: of its programs.
     """
 
     arrays: Arrays

@@ -6,7 +6,7 @@ factor's are what is left of the others, so that the rest are free:
 
     Z  unknowns, at most of all sketches       P  decision columns        N  starts, of all cells of the task
 
-One tensor `(N, Z)` holds all starts of all sketches, moved by one optimiser; only features are computed cell by cell.
+One tensor `(N, Z)` holds all starts of all sketches, judged at once and moved by one optimiser.
 
 After each step every prime's exponents are moved to the nearest that are ≥ 0 and add up to its power. Other limits,
 each a constraint c ≤ 0 (innermost factors, a GPU's threads), are kept by a penalty Σ relu(c)², whose gradient is scaled
@@ -209,7 +209,7 @@ class Descent:
         Args:
             objective: of features; the same for all cells.
             steps: of Adam.
-            rate: of the first steps.
+            rate: of Adam, in exponents.
 
         Returns:
             Per cell `(visited · n, D)`: the programs nearest to every point visited, those of the starts first.
