@@ -41,13 +41,13 @@ import numpy as np
 import tlp
 from storage import MemoryStore, import_parquet
 from tlp.model.checkpoint import Checkpoint
-from tlp.training.dataset import Dataset, build_dataset
-from tlp.training.evaluate import CheckpointScorer, evaluate
-from tlp.training.holdout import choose_holdout
-from tlp.training.incremental import RECIPES, IncrementalStrategy, Recipe
-from tlp.training.strategy import JointStrategy, Strategy
-from tlp.training.subset import with_labels
-from tlp.training.trainer import TrainOptions
+from tlp.training.data.dataset import Dataset, build_dataset
+from tlp.training.data.holdout import choose_holdout
+from tlp.training.data.subset import with_labels
+from tlp.training.judge.evaluate import CheckpointScorer, evaluate
+from tlp.training.learn.incremental import RECIPES, IncrementalStrategy, Recipe
+from tlp.training.learn.strategy import JointStrategy, Strategy
+from tlp.training.learn.trainer import TrainOptions
 
 STARTER = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
 SCRATCH = "scratch"

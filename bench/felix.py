@@ -61,7 +61,7 @@ class FormulaScorer:
 
 def run(case: str, workload: Any, target: Mapping[str, Any], scorer: Any, felix: Any, trials: int, seed: int) -> Row:
     """Tune one task with one case; a row as `bench/tune.py` has it."""
-    from tlp.search import opinions
+    from tlp.felix import opinions
     from tlp.search.providers import FixedScorerProvider
 
     opinions.CHOOSER = opinions.Chooser(CHOOSERS.get(case, "tlp"))

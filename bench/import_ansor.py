@@ -69,7 +69,7 @@ def child(log: Path, store_path: Path) -> dict[str, Any]:
     """Import on one core; runs in a process of its own."""
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[-1]})
     from storage import Device, DeviceState, DuckDBStore
-    from tlp.programs.ansor_import import import_ansor
+    from tlp.exchange.ansor.importing import import_ansor
 
     store = DuckDBStore(store_path)
     if not store.list_devices():

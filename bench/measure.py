@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tlp.measure.rows import measure_input
+
 TIMEOUT_S = 300.0  # for both and for building and running alike: on a loaded machine nothing should time out
 EVALUATOR = {"number": 1, "repeat": 3, "min_repeat_ms": 0, "enable_cpu_cache_flush": True}
 
@@ -50,7 +52,7 @@ def ours(candidates: list[Any], target: dict[str, Any]) -> tuple[dict[str, float
 
     build_s = run_s = 0.0
     latency: dict[str, float] = {}
-    inputs = [candidate.to_input(target) for candidate in candidates]
+    inputs = [measure_input(candidate, target) for candidate in candidates]
     limits = {"build_timeout_s": TIMEOUT_S, "run_timeout_s": TIMEOUT_S}
     with LocalRunner(number=EVALUATOR["number"], repeat=EVALUATOR["repeat"], **limits) as runner:
         for outcome in runner.measure(inputs):

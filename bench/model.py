@@ -28,12 +28,12 @@ from storage import MemoryStore, import_parquet
 from tlp.language.encoder import ENCODER_VERSION, FIRST_ENCODER_VERSION, PAPER_ENCODER_VERSION
 from tlp.model.checkpoint import Checkpoint
 from tlp.model.config import TLPConfig
-from tlp.training.dataset import Dataset, build_dataset
-from tlp.training.evaluate import CheckpointScorer, Scorer, evaluate
-from tlp.training.holdout import choose_holdout
-from tlp.training.strategy import JointStrategy
-from tlp.training.trainer import TrainOptions
-from tlp.training.transfer import fill_from_relatives
+from tlp.training.data.dataset import Dataset, build_dataset
+from tlp.training.data.holdout import choose_holdout
+from tlp.training.data.transfer import fill_from_relatives
+from tlp.training.judge.evaluate import CheckpointScorer, Scorer, evaluate
+from tlp.training.learn.strategy import JointStrategy
+from tlp.training.learn.trainer import TrainOptions
 
 DEVICES = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
 SMALL_SHARE = 0.07

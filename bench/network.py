@@ -34,12 +34,12 @@ Row = dict[str, Any]
 def tuned(name: str, case: str, target: Mapping[str, Any], scorer: Any, trials: int, home: Path) -> Row:
     """Tune, compile, check and measure."""
     from storage import Device, DeviceState, MemoryStore
+    from tlp.core.settings import Settings
     from tlp.deploy import best
     from tlp.measure.local import LocalRunner
     from tlp.programs.networks import build_network
     from tlp.search.providers import CostModelProvider, FixedScorerProvider, XGBProvider
     from tlp.search.tuning import tune
-    from tlp.settings import Settings
 
     stock = {"tune_batch": 16, "tune_population": 2048} if case == "TVM" else {}
     settings = Settings(home=home, canary=False, torch_threads=1, **stock)

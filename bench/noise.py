@@ -31,6 +31,8 @@ from measure import sample
 from rich.console import Console
 from rich.table import Table
 
+from tlp.measure.rows import measure_input
+
 
 def cv(values: Sequence[float]) -> float:
     return statistics.stdev(values) / statistics.fmean(values)
@@ -52,12 +54,12 @@ def core_times(core: int) -> dict[str, float]:
 
 def measure_all(candidates: list[Any], target: dict[str, Any], core: int, rounds: int) -> dict[str, Any]:
     """Latency of every program in every round, what it cost, and what else the core did."""
+    from tlp.core.settings import Settings
     from tlp.measure.local import LocalRunner
     from tlp.measure.worker import dispersion, kept
-    from tlp.settings import Settings
 
     settings = Settings()
-    inputs = [candidate.to_input(target) for candidate in candidates]
+    inputs = [measure_input(candidate, target) for candidate in candidates]
     latencies: dict[str, list[float]] = {job.key: [] for job in inputs}
     repeats, dispersions, outliers, seen = [], [], 0, []
     build_s = run_s = 0.0

@@ -36,15 +36,15 @@ import numpy.typing as npt
 
 import tlp
 from storage import Device, MemoryStore, Sketch, import_parquet
-from tlp.training.dataset import Dataset, build_dataset
-from tlp.training.evaluate import CheckpointScorer, Scorer, evaluate
-from tlp.training.guide import Guide, fit_guide
-from tlp.training.holdout import choose_holdout
-from tlp.training.selection import SELECT, Weights, choose, choose_best, spread_budget, standardise
-from tlp.training.strategy import JointStrategy
-from tlp.training.surrogate import ProfileReader, Surrogate, profiles_of, read_many
-from tlp.training.trainer import TrainOptions
-from tlp.training.transfer import fill_from_relatives
+from tlp.search.guide import Guide, fit_guide
+from tlp.search.selection import SELECT, Weights, choose, choose_best, spread_budget, standardise
+from tlp.training.data.dataset import Dataset, build_dataset
+from tlp.training.data.holdout import choose_holdout
+from tlp.training.data.transfer import fill_from_relatives
+from tlp.training.judge.evaluate import CheckpointScorer, Scorer, evaluate
+from tlp.training.learn.strategy import JointStrategy
+from tlp.training.learn.surrogate import ProfileReader, Surrogate, profiles_of, read_many
+from tlp.training.learn.trainer import TrainOptions
 
 DEVICES = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
 SAMPLERS = ("random", "spread", "evolutionary", "select")

@@ -2,7 +2,7 @@
 
     python bench/scale.py [--samples 500000] [--new 20000] [--epoch-part 0.05] [--folder DIR] [--json]
 
-The store is grown from the starter data by drawing decisions anew (`tlp.training.growth`) and kept in a DuckDB file.
+The store is grown from the starter data by drawing decisions anew (`bench.growth_law`) and kept in a DuckDB file.
 Every step runs in a process of its own, so that its peak memory is its own: data set from the store without a cache
 (the peer of the same run), with a cache that is not there yet, with a cache that is, after `--new` more samples on
 each device, and a training epoch. The epoch is run on a part of each workload's programs and its time extrapolated:
@@ -39,7 +39,7 @@ def open_store(folder: Path) -> DuckDBStore:
 
 
 def grow(folder: Path, count: int, seed: int) -> dict[str, Any]:
-    from tlp.training.growth import Growth
+    from bench.growth_law import Growth
 
     store = open_store(folder)
     if not store.list_devices():
@@ -51,7 +51,7 @@ def grow(folder: Path, count: int, seed: int) -> dict[str, Any]:
 
 
 def build(folder: Path, *, cached: bool) -> dict[str, Any]:
-    from tlp.training.dataset import build_dataset
+    from tlp.training.data.dataset import build_dataset
 
     began = time.perf_counter()
     made = build_dataset(open_store(folder), DEVICES, cache_dir=folder / "features" if cached else None)
@@ -65,9 +65,9 @@ def build(folder: Path, *, cached: bool) -> dict[str, Any]:
 
 
 def epoch(folder: Path, part: float) -> dict[str, Any]:
-    from tlp.training.dataset import build_dataset
-    from tlp.training.strategy import new_network
-    from tlp.training.trainer import TrainOptions, fit
+    from tlp.training.data.dataset import build_dataset
+    from tlp.training.learn.strategy import new_network
+    from tlp.training.learn.trainer import TrainOptions, fit
 
     made = build_dataset(open_store(folder), DEVICES, cache_dir=folder / "features")
     sizes = np.ceil((made.groups[:, 1] - made.groups[:, 0]) * part).astype(np.int64)

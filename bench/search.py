@@ -34,6 +34,7 @@ from tlp.language.arrays import IntArray
 from tlp.language.encoder import MetaScheduleEncoder
 from tlp.language.vocabulary import Vocabulary
 from tlp.measure.fake import FakeRunner
+from tlp.measure.rows import measure_input
 from tlp.model.config import TLPConfig
 from tlp.model.inference import Inference, Pooled, Precision
 from tlp.model.network import MTLTLP
@@ -124,7 +125,7 @@ def rounds(make: Any, space: DesignSpace, count: int) -> dict[str, Any]:
 
 
 def _observe(search: Search, space: DesignSpace, candidates: Any) -> None:
-    outcomes = list(FakeRunner().measure([c.to_input(space.target) for c in candidates]))
+    outcomes = list(FakeRunner().measure([measure_input(c, space.target) for c in candidates]))
     search.observe([Observation(c, o) for c, o in zip(candidates, outcomes, strict=True)])
 
 

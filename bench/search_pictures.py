@@ -20,7 +20,7 @@ def descent(search: Any, pool: Any, path: Path) -> None:
     import torch
     from matplotlib import pyplot as plt
 
-    from tlp.search.descent import Descent
+    from tlp.felix.descent import Descent
 
     model = pool.model
     starts = search._draw_starts(model.score)
@@ -111,10 +111,10 @@ def main() -> None:
     torch.set_num_threads(1)
     from tlp.felix.cells import Cells, FelixPool
     from tlp.felix.checkpoint import FelixCheckpoint
+    from tlp.felix.gradient_search import GradientSearch
     from tlp.felix.scorer import FelixModel
     from tlp.programs.space import DesignSpace
     from tlp.programs.targets import detect_local_target
-    from tlp.search.gradient_search import GradientSearch
 
     model = FelixModel(FelixCheckpoint.load(args.felix), args.head)
     _, _, workload = next(tuning.tasks(["resnet_50"], 1))

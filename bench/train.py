@@ -38,9 +38,9 @@ from torch.profiler import ProfilerActivity, profile
 
 import tlp
 from storage import DuckDBStore, MemoryStore, import_parquet
-from tlp.training.dataset import Dataset, build_dataset
-from tlp.training.strategy import new_network
-from tlp.training.trainer import TrainingRun, TrainOptions, deal_batches
+from tlp.training.data.dataset import Dataset, build_dataset
+from tlp.training.learn.strategy import new_network
+from tlp.training.learn.trainer import TrainingRun, TrainOptions, deal_batches
 
 DEVICES = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
 WARM_UP = 3

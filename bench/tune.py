@@ -85,9 +85,9 @@ def run(
         model: a `CostModelProvider`.
     """
     from storage import Device, DeviceState, MemoryStore, Network, NetworkTask
+    from tlp.core.settings import Settings
     from tlp.measure.local import LocalRunner
     from tlp.search.tuning import tune
-    from tlp.settings import Settings
 
     settings = Settings(seed=seed, canary=False, tune_remeasure=1, torch_threads=1, **OVERRIDES.get(case, {}))
     store = MemoryStore()

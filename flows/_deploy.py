@@ -18,8 +18,8 @@ from prefect.exceptions import ObjectAlreadyExists, PrefectException
 
 from flows import _run
 from tlp import services
-from tlp.errors import InvalidInputError, NotFoundError, ServiceError, UserError
-from tlp.settings import Settings
+from tlp.core.errors import InvalidInputError, NotFoundError, ServiceError, UserError
+from tlp.core.settings import Settings
 
 WORK_POOL = services.POOL
 PROJECT_DIR = Path(__file__).resolve().parent.parent

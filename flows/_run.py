@@ -26,10 +26,12 @@ from prefect.settings import (
 )
 from prefect.states import Completed
 
-from tlp import landing, runs, services
-from tlp.errors import BusyError, ServiceError
-from tlp.home import open_home
-from tlp.settings import Settings, get_settings
+from tlp import services
+from tlp.core.errors import BusyError, ServiceError
+from tlp.core.home import open_home
+from tlp.core.settings import Settings, get_settings
+from tlp.exchange import landing
+from tlp.fleet import runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

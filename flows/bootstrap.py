@@ -10,7 +10,8 @@ from prefect.client.schemas.objects import State
 
 from flows import _run
 from flows.retrain import reconcile_registry, train_and_judge
-from tlp import enroll, pipeline
+from tlp.measure import enroll
+from tlp.pipeline import stages as pipeline
 
 
 @task(name="enroll device", cache_policy=NO_CACHE, persist_result=False)

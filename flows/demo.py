@@ -1,4 +1,4 @@
-"""The whole loop on this machine, small: the same flows as ever, with the numbers of `tlp.demo.DemoPlan`."""
+"""The whole loop on this machine, small: the same flows as ever, with the numbers of `tlp.pipeline.demo.DemoPlan`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from prefect.cache_policies import NO_CACHE
 from flows import _run
 from flows.bootstrap import bootstrap
 from flows.tune import tune
-from tlp import demo as plans
-from tlp import deploy, exchange, pipeline
-from tlp.report.progress import say
-from tlp.settings import get_settings
+from tlp import deploy
+from tlp.core.progress import say
+from tlp.core.settings import get_settings
+from tlp.exchange import transfer as exchange
+from tlp.pipeline import demo as plans
+from tlp.pipeline import stages as pipeline
 
 
 def start() -> dict[str, Any]:

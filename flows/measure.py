@@ -9,7 +9,8 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 
 from flows import _run
-from tlp import pipeline, retraining
+from tlp.pipeline import stages as pipeline
+from tlp.pipeline import train as retraining
 
 
 @task(name="measure programs", cache_policy=NO_CACHE, persist_result=False)
@@ -23,7 +24,7 @@ def measure_programs(device: str, samples: int, sampler: str, networks: list[str
 
 @task(name="train a new task", cache_policy=NO_CACHE, persist_result=False)
 def train_new_task(device: str, ok_before: int) -> dict[str, Any] | None:
-    """Train at once for a device that these measurements made a task; see `tlp.retraining.train_at_once`."""
+    """Train at once for a device that these measurements made a task; see `tlp.pipeline.train.train_at_once`."""
     settings, store = _run.begin()
     return retraining.train_at_once(store, settings, device, ok_before)
 

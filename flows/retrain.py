@@ -9,8 +9,8 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 
 from flows import _run
-from tlp import pipeline
-from tlp.report import gate_page
+from tlp.pipeline import stages as pipeline
+from tlp.training.judge import gate_page
 
 
 @task(name="reconcile registry", cache_policy=NO_CACHE, persist_result=False)

@@ -9,7 +9,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 
 from flows import _run
-from tlp import pipeline
+from tlp.pipeline import stages as pipeline
 
 
 @task(name="tune network", cache_policy=NO_CACHE, persist_result=False)

@@ -9,8 +9,8 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 
 from flows import _run
+from tlp.pipeline.night import Night, Turn
 from tlp.report import night as pages
-from tlp.tuning_night import Night, Turn
 
 
 @task(name="decide what is due", cache_policy=NO_CACHE, persist_result=False)

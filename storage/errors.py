@@ -1,4 +1,4 @@
-"""The part of the error tree that the store raises; `tlp/errors.py` draws the whole tree.
+"""The part of the error tree that the store raises; `tlp/core/errors.py` draws the whole tree.
 
 It stands here because imports go one way, `flows → tlp → storage`.
 """

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tlp import _child
+from tlp.core import child as _child
+from tlp.core.settings import Settings, get_settings
 from tlp.measure.testing_rpc import Fleet
 from tlp.registry import Registry
 from tlp.registry._mlflow import create_database, set_environment
 from tlp.services import _commands, _processes
-from tlp.settings import Settings, get_settings
 
-pytest_plugins = ["tests.tlp.night_fixtures"]
+pytest_plugins = ["tests.tlp.pipeline.night_fixtures"]
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -10,15 +10,15 @@ import sys
 import tempfile
 from pathlib import Path
 
+from bench.synthetic import fill_store
 from storage import MemoryStore
 from tests.browser import mlflow_pages
 from tests.tlp.training.test_retrain import HELD, OPTIONS, Small
-from tlp import _child
+from tlp.core import child as _child
+from tlp.core.settings import Settings
 from tlp.registry import Registry
 from tlp.services import _commands, _processes
-from tlp.settings import Settings
 from tlp.training.retrain import run_retrain
-from tlp.training.synthetic import fill_store
 
 MODEL = "mtl-tlp-x86_64"
 

@@ -13,20 +13,20 @@ from tests.browser import mlflow_pages
 from tests.conftest import ServedRegistry
 from tests.tlp.search.conftest import TARGET, dense
 from tests.tlp.training.crashing import Untrained
-from tlp import pipeline
 from tlp.cli.model import _event
-from tlp.errors import InvalidInputError
+from tlp.core.errors import InvalidInputError
+from tlp.core.settings import Settings
 from tlp.measure import session
 from tlp.measure.fake import FakeRunner
-from tlp.measure.samplers import RandomSampler
 from tlp.model.checkpoint import Checkpoint
+from tlp.pipeline import stages as pipeline
 from tlp.registry import Registry
 from tlp.search import providers, tuning
 from tlp.search.report import TuningProgress
-from tlp.settings import Settings
-from tlp.training.dataset import Dataset
+from tlp.search.samplers import RandomSampler
+from tlp.training.data.dataset import Dataset
+from tlp.training.learn.trainer import TrainOptions
 from tlp.training.retrain import run_retrain
-from tlp.training.trainer import TrainOptions
 
 FAMILY, DEVICE, MODEL = "inbrowser", "c", "mtl-tlp-inbrowser"
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(600)]

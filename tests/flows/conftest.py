@@ -12,8 +12,8 @@ os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
 
 from storage import Device, DeviceState, MeasurementStore, Network, Workload
-from tlp.home import open_home
-from tlp.settings import get_settings
+from tlp.core.home import open_home
+from tlp.core.settings import get_settings
 
 
 @pytest.fixture(scope="session")

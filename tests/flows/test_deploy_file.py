@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from flows import _deploy
-from tlp.errors import InvalidInputError, NotFoundError
+from tlp.core.errors import InvalidInputError, NotFoundError
 
 PATH = _deploy.PROJECT_DIR / "prefect.yaml"
 CONTENT = yaml.safe_load(PATH.read_text())

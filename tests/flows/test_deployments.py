@@ -9,9 +9,9 @@ import pytest
 from prefect.client.orchestration import get_client
 
 from flows import _deploy
-from tlp.errors import UserError
-from tlp.settings import get_settings
-from tlp.status import collect
+from tlp.core.errors import UserError
+from tlp.core.settings import get_settings
+from tlp.services.status import collect
 
 
 def test_deploying_twice_leaves_what_the_file_says(store, prefect_api, monkeypatch):

@@ -10,9 +10,9 @@ from flows import _run
 from flows.bootstrap import measure_until_quota
 from flows.measure import measure
 from storage import RunKind, RunState
-from tlp import runs
-from tlp.errors import BusyError, NotFoundError
-from tlp.settings import get_settings
+from tlp.core.errors import BusyError, NotFoundError
+from tlp.core.settings import get_settings
+from tlp.fleet import runs
 
 
 def test_without_a_server_a_flow_is_a_plain_function(store):
@@ -55,7 +55,7 @@ def test_a_device_that_becomes_a_task_trains_at_once(store, monkeypatch):
 
 
 def test_a_training_that_fails_leaves_the_measurements(store, monkeypatch):
-    from tlp.errors import RegistryError
+    from tlp.core.errors import RegistryError
     from tlp.training import retrain as training
 
     def broken(*args, **kwargs):

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from storage import MeasurementStore, RunState
-from tlp import pipeline
-from tlp.settings import get_settings
+from tlp.core.settings import get_settings
+from tlp.pipeline import stages as pipeline
 
 PROGRAM = "from tlp.cli import main; main()"
 
@@ -23,7 +23,7 @@ PROGRAM = "from tlp.cli import main; main()"
 DIES_AT = """
 import importlib, os, signal, sys
 from tlp.training import submit
-from tlp.training.gate import GateVerdict
+from tlp.training.judge.gate import GateVerdict
 
 def die(*args, **kwargs):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -116,7 +116,7 @@ def test_a_bootstrap_killed_in_every_later_stage_goes_on(store, monkeypatch):
         return process.returncode
 
     stages = [
-        "tlp.retraining:_note",  # between two epochs
+        "tlp.pipeline.train:_note",  # between two epochs
         "tlp.registry._register:_create_version",  # files are there, the version is not
     ]
     for stage in stages:

@@ -14,8 +14,8 @@ from prefect.states import Running, Scheduled
 from flows import _deploy, _run
 from flows.measure import measure
 from tlp import services
+from tlp.core.settings import get_settings
 from tlp.services._commands import POOL, WORKER_LIMIT
-from tlp.settings import get_settings
 
 NOW = datetime.now(UTC)
 PAGE = "http://page"

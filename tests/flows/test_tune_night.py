@@ -17,14 +17,15 @@ from prefect.client.orchestration import get_client
 from flows import _run
 from flows.tune_all import tune_all
 from storage import DeviceState, MeasurementStore, RunKind, RunState
-from tests.tlp import night_fleet
-from tlp import pipeline, runs
-from tlp.errors import BusyError, DeviceLostError, RegistryUnavailableError
+from tests.tlp.pipeline import night_fleet
+from tlp.core.errors import BusyError, DeviceLostError, RegistryUnavailableError
+from tlp.core.settings import Settings, get_settings
+from tlp.fleet import runs
 from tlp.measure import MeasureInput, MeasureOutcome
 from tlp.measure.fake import FakeRunner
+from tlp.pipeline import stages as pipeline
 from tlp.registry import Registry
 from tlp.registry.nights import EXPERIMENT
-from tlp.settings import Settings, get_settings
 
 GOAL = int(night_fleet.ENVIRONMENT["TLP_TUNE_TRIALS"])
 MODEL = f"mtl-tlp-{night_fleet.FAMILY}"
@@ -301,7 +302,7 @@ def test_a_night_that_was_killed_is_gone_on_with(night_store: MeasurementStore) 
         command = [
             sys.executable,
             "-m",
-            "tests.tlp.night_fleet",
+            "tests.tlp.pipeline.night_fleet",
             str(after),
             "tune",
             "--due",

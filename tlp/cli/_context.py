@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from tlp.cli._output import state
-from tlp.settings import Settings, get_settings
+from tlp.core.settings import Settings, get_settings
 
 if TYPE_CHECKING:
     from storage import MeasurementStore
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def open_all() -> tuple[Settings, MeasurementStore]:
     """Settings and the store of a TLP_HOME that can be used."""
-    from tlp.home import open_home
+    from tlp.core.home import open_home
 
     settings = get_settings()
     return settings, open_home(settings)
@@ -44,7 +44,7 @@ def launch(flow: str, **params: Any) -> Any:
         flow: module and flow name, e.g. `measure`.
         params: its parameters, plain JSON types.
     """
-    from tlp.home import open_home
+    from tlp.core.home import open_home
 
     open_home(get_settings())  # a home that cannot be used is refused before prefect is imported (0.9 s)
     return reach("_run").call(getattr(reach(flow), flow), **params)

@@ -1,4 +1,4 @@
-"""The one place where errors become messages and exit codes (the tree is in tlp/errors.py)."""
+"""The one place where errors become messages and exit codes (the tree is in tlp/core/errors.py)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 
 import typer
 
-from tlp.errors import InternalError, InvalidInputError, TlpError
-from tlp.settings import get_settings
+from tlp.core.errors import InternalError, InvalidInputError, TlpError
+from tlp.core.settings import get_settings
 
 INTERRUPTED = 130  # 128 + SIGINT
 _GROUPS = {"device", "network", "model", "import", "export"}

@@ -20,8 +20,8 @@ def register(app: typer.Typer) -> None:
 def _count(text: str | None, device: str) -> int | None:
     if text is None:
         return None
-    from tlp.counts import validate_count
-    from tlp.errors import InvalidInputError
+    from tlp.core.errors import InvalidInputError
+    from tlp.fleet.counts import validate_count
 
     example = f"tlp bootstrap {device} --min-samples 20000"
     try:

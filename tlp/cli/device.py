@@ -57,9 +57,9 @@ def enroll(
     (tracker, key, free server, kernel compiled, uploaded, run, result) and the step that fails is named; several boards
     of one key are one device and measure in parallel.
     """
-    from tlp import enroll as logic
-    from tlp import enroll_rpc
-    from tlp.errors import UserError
+    from tlp.core.errors import UserError
+    from tlp.measure import enroll as logic
+    from tlp.measure import enroll_rpc
     from tlp.report import tables
 
     if (tracker is None) != (key is None) or (cc is not None and tracker is None):
@@ -80,8 +80,8 @@ def enroll(
 
 def list_devices() -> Output:
     """List the devices with their states and quotas."""
-    from tlp import status
     from tlp.report import tables
+    from tlp.services import status
 
     rows = status.collect(*open_all())["devices"]
     return Output(rows, lambda: tables.devices(rows))
@@ -115,7 +115,7 @@ def resume(
     ] = False,
 ) -> Output:
     """Take a retired or quarantined device back into work, or accept that its machine has changed."""
-    from tlp import runs
+    from tlp.fleet import runs
     from tlp.measure import canary
 
     _settings, store = open_all()
@@ -127,6 +127,6 @@ def resume(
 
 
 def _detail(name: str) -> dict[str, Any]:
-    from tlp import status
+    from tlp.services import status
 
     return status.device_detail(*open_all(), name)

@@ -17,8 +17,8 @@ def doctor() -> Output:
 
     Exit code 1 if any check fails.
     """
-    from tlp import doctor as logic
     from tlp.report import tables
+    from tlp.services import doctor as logic
 
     checks = logic.run_checks()
     failed = any(check["status"] == "fail" for check in checks)

@@ -32,7 +32,7 @@ def evaluate(
     ] = None,
 ) -> Output:
     """Top-1 and top-5 of a model version on the held-out networks, per device, beside baselines."""
-    from tlp.evaluation import default_plot, evaluate_version
+    from tlp.pipeline.evaluate import default_plot, evaluate_version
     from tlp.report import tables
 
     settings, store = open_all()

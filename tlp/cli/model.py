@@ -8,7 +8,7 @@ import typer
 
 from tlp.cli._context import open_all
 from tlp.cli._output import Output, command, group
-from tlp.report.progress import say
+from tlp.core.progress import say
 
 Version = Annotated[str, typer.Argument(metavar="VERSION", help="Version number.")]
 Family = Annotated[
@@ -114,7 +114,7 @@ def _open() -> tuple[Any, Any]:
 
 
 def _number(version: str) -> str:
-    from tlp.errors import InvalidInputError
+    from tlp.core.errors import InvalidInputError
 
     if not version.removeprefix("v").isdecimal():
         raise InvalidInputError(f"{version!r} is not a version number", next_command="tlp model list")
@@ -123,7 +123,7 @@ def _number(version: str) -> str:
 
 def _family(store: Any, registry: Any, family: str | None) -> str:
     """The family meant: the one given, else the only one that has a model."""
-    from tlp.errors import InvalidInputError, NotFoundError
+    from tlp.core.errors import InvalidInputError, NotFoundError
 
     if family is not None:
         return family

@@ -41,7 +41,7 @@ def add(
 ) -> Output:
     """Add a network: it is imported, split into subgraphs, and these are stored as workloads."""
     from storage.names import validate_name
-    from tlp.errors import AlreadyExistsError, InvalidInputError, NotFoundError
+    from tlp.core.errors import AlreadyExistsError, InvalidInputError, NotFoundError
     from tlp.report import tables
 
     validate_name("network", name)
@@ -59,8 +59,8 @@ def add(
         pass
     else:
         raise AlreadyExistsError(f"network {name!r} is there already", next_command="tlp network list")
+    from tlp.core.progress import say
     from tlp.programs import networks
-    from tlp.report.progress import say
 
     network, workloads = networks.build_network(
         name, sources[0], holdout=holdout, on_progress=lambda what: say(f"{name}: {what}")

@@ -6,7 +6,7 @@ import typer
 
 from tlp.cli._context import open_all, reach
 from tlp.cli._output import Output, command
-from tlp.report.progress import say
+from tlp.core.progress import say
 
 
 def register(app: typer.Typer) -> None:

@@ -15,8 +15,8 @@ def register(app: typer.Typer) -> None:
 
 def status() -> Output:
     """Show the fleet, quotas, models and runs, and why anything is late."""
-    from tlp import status as logic
     from tlp.report import tables
+    from tlp.services import status as logic
 
     data = logic.collect(*open_all())
     return Output(data, lambda: tables.status(data))

@@ -87,8 +87,8 @@ def best(
     Writes the compiled library and a MetaSchedule database that stock TVM loads, and measures the whole network.
     """
     from tlp import deploy
+    from tlp.core.progress import say
     from tlp.report import tables
-    from tlp.report.progress import say
 
     settings, store = open_all()
     store.get_device(device)

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from storage import Device, MeasurementStore, Network
+from tlp.core.errors import DeviceError, UserError
+from tlp.core.settings import Settings
 from tlp.deploy._compile import compile_network, export_library
 from tlp.deploy._measure import NetworkRun, max_abs_error, run_libraries, run_torch
-from tlp.errors import DeviceError, UserError
-from tlp.runs import device_lock
-from tlp.settings import Settings
+from tlp.fleet.runs import device_lock
 
 if TYPE_CHECKING:
     from tlp.programs.networks import ImportedNetwork
@@ -125,7 +125,7 @@ def _best(
     scratch: Path,
     say: Callable[[str], None],
 ) -> BestReport:
-    from tlp.programs.metaschedule_db import export_metaschedule  # imports tvm
+    from tlp.exchange.metaschedule.database import export_metaschedule  # imports tvm
     from tlp.programs.networks import import_relax
 
     name = f"{network.name}-{device.name}"
@@ -207,7 +207,7 @@ def _estimate(store: MeasurementStore, network: Network, device: str) -> float |
 
 
 def _open(folder: Path) -> Any:
-    from tlp.programs._tvm import map_tvm_errors
+    from tlp.programs.tvm import map_tvm_errors
 
     with map_tvm_errors(f"the database in {folder} cannot be read"):
         from tvm.s_tir import meta_schedule as ms

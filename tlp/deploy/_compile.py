@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tlp.errors import UserError
-from tlp.programs._tvm import map_tvm_errors
+from tlp.core.errors import UserError
+from tlp.programs.tvm import map_tvm_errors
 
 # TVM's own pipeline for CPU after fusion (`tvm.relax.backend.cpu_generic`): it cannot be used as it stands because it
 # starts with the fusion, and a database has to be applied between the two.

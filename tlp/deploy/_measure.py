@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tlp import _child
-from tlp.errors import DeviceError
+from tlp.core import child as _child
+from tlp.core.errors import DeviceError
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from storage import Sketch
-from tlp._signals import check_interrupt
+from tlp.core.signals import check_interrupt
 from tlp.felix.features import Features
 from tlp.felix.formulas import FormulaCount
 from tlp.felix.scorer import FelixModel

@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tlp.errors import ModelFormatError
+from tlp.core.errors import ModelFormatError
 from tlp.felix.config import FEATURE_VERSION, KIND, FelixConfig
 from tlp.felix.network import FelixNetwork
+from tlp.language.encoders import language_of
 from tlp.model.checkpoint import CONFIG, MANIFEST, Manifest, load_state, read_json, save_files
-from tlp.model.encoders import language_of
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tlp.errors import InvalidInputError
+from tlp.core.errors import InvalidInputError
 from tlp.felix.config import FelixConfig
 
 MIN_SPREAD = 0.1  # of a feature's standard deviation: a rare value must not become huge

@@ -15,7 +15,7 @@ from storage import Device, MeasurementStore, Sketch
 from tlp.felix.checkpoint import FelixCheckpoint
 from tlp.felix.stores import StoreReader
 from tlp.model.nearest import nearest_head
-from tlp.training.evaluate import Scorer
+from tlp.training.judge.evaluate import Scorer
 
 
 class FelixModel:

@@ -16,18 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tlp.errors import InvalidInputError
+from tlp.core.errors import InvalidInputError
+from tlp.core.progress import say
+from tlp.core.settings import Settings
 from tlp.felix.checkpoint import FelixCheckpoint
 from tlp.felix.config import FEATURE_VERSION, KIND, FelixConfig
 from tlp.felix.network import FelixNetwork
 from tlp.felix.stores import StoreReader, Stores
 from tlp.model.checkpoint import Manifest
 from tlp.model.losses import LOSSES
-from tlp.report.progress import say
-from tlp.settings import Settings
-from tlp.training.dataset import Dataset
-from tlp.training.strategy import JOINT
-from tlp.training.trainer import (
+from tlp.training.data.dataset import Dataset
+from tlp.training.learn.strategy import JOINT
+from tlp.training.learn.trainer import (
     MAX_WATCHED,
     EpochReport,
     IntArray,

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from storage import Sketch
-from tlp.errors import InvalidInputError
+from tlp.core.errors import InvalidInputError
 from tlp.language.profile import unroll_limit
 from tlp.language.sketch import parse_sketch
 

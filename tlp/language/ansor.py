@@ -29,7 +29,7 @@ from typing import Any
 import orjson
 
 from storage import Program, Sketch
-from tlp.errors import InvalidInputError
+from tlp.core.errors import InvalidInputError
 
 LANGUAGE = "ansor"
 

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from storage import Sketch
-from tlp.errors import InvalidInputError, ModelFormatError
+from tlp.core.errors import InvalidInputError, ModelFormatError
 from tlp.language.ansor import (
     DECIDED_FIELD,
     LANGUAGE,

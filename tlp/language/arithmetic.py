@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from storage import canonical_json
-from tlp.errors import InvalidInputError
+from tlp.core.errors import InvalidInputError
 
 KEY = "arithmetic"
 OPERATIONS = ("add", "multiply", "divide", "max", "call", "branch")

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from storage import Sketch
-from tlp.errors import InvalidInputError
+from tlp.core.errors import InvalidInputError
 from tlp.language.arithmetic import arithmetic_of
 from tlp.language.limits import find_limits, some_prime
 from tlp.language.rows import Extent, sketch_rows

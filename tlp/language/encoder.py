@@ -42,7 +42,7 @@ import numpy as np
 import numpy.typing as npt
 
 from storage import Sketch
-from tlp.errors import InvalidInputError, ModelFormatError
+from tlp.core.errors import InvalidInputError, ModelFormatError
 from tlp.language.arithmetic import Arithmetic, arithmetic_of
 from tlp.language.profile import PROFILE_WIDTH, ProfilePlan, fill_profile, plan_profile
 from tlp.language.rows import Extent, Location, Row, collapse, sketch_rows, sketch_words

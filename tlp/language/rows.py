@@ -23,7 +23,7 @@ from functools import lru_cache
 from typing import Any
 
 from storage import Sketch
-from tlp.errors import InvalidInputError
+from tlp.core.errors import InvalidInputError
 from tlp.language.sketch import LANGUAGE, DecisionKind, DecisionSlot, Instruction, malformed, parse_sketch
 
 HANDLE_KINDS = frozenset(

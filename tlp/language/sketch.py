@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from storage import Program, Sketch
-from tlp.errors import InvalidInputError
+from tlp.core.errors import InvalidInputError
 
 LANGUAGE = "metaschedule"
 

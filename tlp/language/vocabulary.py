@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tlp.errors import ModelFormatError
+from tlp.core.errors import ModelFormatError
 
 PADDING = 0
 UNKNOWN = 1

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from storage import MeasurementState
-from tlp.errors import InvalidInputError
+from tlp.core.errors import InvalidInputError
 from tlp.measure._process import WorkerProcess
 from tlp.measure._types import MeasureInput, MeasureOutcome
 from tlp.measure.worker import Timing

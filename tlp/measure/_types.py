@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from storage import MeasurementState
+from storage import MeasurementState, Workload
 from tlp.measure.worker import latency_of
+
+if TYPE_CHECKING:
+    from tlp.programs.space import Candidate
 
 ArgInfo = tuple[str, tuple[int, ...]]
 """dtype and shape of one argument, e.g. `("float32", (1, 3, 224, 224))`."""
@@ -122,3 +126,14 @@ class Runner(ABC):
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+class Sampler(Protocol):
+    """Proposes programs of a workload."""
+
+    def propose(self, workload: Workload, count: int, measured: AbstractSet[str]) -> list[Candidate]:
+        """At most `count` different programs whose ids are not in `measured`; none if there are no more to be found.
+
+        Asking for several at once is far cheaper than one by one.
+        """
+        ...

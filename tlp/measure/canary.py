@@ -24,10 +24,10 @@ from importlib import metadata
 from typing import Any, Final
 
 from storage import Canary, CanaryState, Device, MeasurementStore, canonical_json
-from tlp.errors import InvalidInputError
+from tlp.core.errors import InvalidInputError
+from tlp.core.settings import Settings
 from tlp.measure._types import MeasureInput, MeasureOutcome, Runner
 from tlp.measure.worker import dispersion
-from tlp.settings import Settings
 
 log = logging.getLogger(__name__)
 

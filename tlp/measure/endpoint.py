@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from storage import Device, DeviceState
-from tlp.errors import DeviceError, UserError
+from tlp.core.errors import DeviceError, UserError
+from tlp.core.settings import Settings
 from tlp.measure import Runner
-from tlp.settings import Settings
 
 
 def open_runner(device: Device, settings: Settings, *, quarantined: bool = False) -> Runner:

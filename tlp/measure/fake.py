@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Container, Iterable, Iterator
 
 from storage import MeasurementState
-from tlp.errors import DeviceLostError, InvalidInputError
+from tlp.core.errors import DeviceLostError, InvalidInputError
 from tlp.measure._types import MeasureInput, MeasureOutcome, Runner
 from tlp.measure.canary import CANARY_KEY
 from tlp.measure.worker import Timing, time_program

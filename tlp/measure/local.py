@@ -10,12 +10,12 @@ from multiprocessing.connection import wait
 from typing import Self
 
 from storage import MeasurementState
-from tlp.errors import DeviceError, InvalidInputError
+from tlp.core.errors import DeviceError, InvalidInputError
+from tlp.core.settings import Settings
 from tlp.measure._process import LOCAL_WORKER, WorkerProcess
 from tlp.measure._slot import START_TIMEOUT_S, Slot, check_message, checked_timing, failure, success
 from tlp.measure._types import MeasureInput, MeasureOutcome, Runner
 from tlp.measure.worker import Timing
-from tlp.settings import Settings
 
 log = logging.getLogger(__name__)
 

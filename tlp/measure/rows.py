@@ -1,19 +1,47 @@
-"""From the outcomes of a runner to rows of the store, the same for measuring and for tuning."""
+"""From candidates to what a runner takes, and from its outcomes to rows of the store: for measuring and for tuning."""
 
 from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from storage import Canary, Measurement, MeasurementBatch
-from tlp.errors import AllFailedError
-from tlp.measure._types import MeasureOutcome
+from tlp.core.errors import AllFailedError
+from tlp.measure._types import Check, MeasureInput, MeasureOutcome
+from tlp.programs.workloads import arg_infos
 
 if TYPE_CHECKING:
     from tlp.programs.space import Candidate
+
+
+def measure_input(candidate: Candidate, target: Mapping[str, Any], *, check: bool = False) -> MeasureInput:
+    """What a runner takes; the key is the program's id.
+
+    Args:
+        candidate: the program.
+        target: what to compile for.
+        check: have its results compared with those of the workload's own module.
+    """
+    import tvm
+
+    wanted = None
+    if check:
+        wanted = Check(
+            tvm.ir.save_json(candidate.module),
+            tvm.ir.save_json(candidate.reference),
+            candidate.sketch.workload_id,
+            arg_infos(candidate.reference),
+        )
+    return MeasureInput(
+        key=candidate.program.program_id,
+        module_json=tvm.ir.save_json(candidate.prepared_module()),
+        target=dict(target),
+        args=candidate.args,
+        check=wanted,
+    )
 
 
 def measurement(

@@ -20,7 +20,8 @@ from typing import Any, Self
 import psutil
 
 from storage import MeasurementState
-from tlp.errors import DeviceError, DeviceLostError, InvalidInputError
+from tlp.core.errors import DeviceError, DeviceLostError, InvalidInputError
+from tlp.core.settings import Settings
 from tlp.measure import tracker as trackers
 from tlp.measure._health import Address, Health
 from tlp.measure._process import WorkerProcess
@@ -28,7 +29,6 @@ from tlp.measure._slot import START_TIMEOUT_S, Slot, check_message, checked_timi
 from tlp.measure._types import MeasureInput, MeasureOutcome, Runner
 from tlp.measure.rpc_worker import BoardOptions
 from tlp.measure.worker import Timing
-from tlp.settings import Settings
 
 log = logging.getLogger(__name__)
 

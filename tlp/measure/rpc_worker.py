@@ -38,7 +38,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tlp.errors import DeviceError
+from tlp.core.errors import DeviceError
 from tlp.measure import worker
 from tlp.measure.board import CRASHED, EXPIRED
 from tlp.measure.tracker import TrackerClient

@@ -18,23 +18,20 @@ from storage import (
     MeasurementStore,
     Workload,
 )
-from tlp import landing
-from tlp._signals import held_signals
-from tlp.errors import AllFailedError, DeviceLostError, InvalidInputError, NotFoundError, StoreError
+from tlp.core.errors import AllFailedError, DeviceLostError, InvalidInputError, NotFoundError, StoreError
+from tlp.core.settings import Settings
+from tlp.core.signals import held_signals
+from tlp.exchange import landing
+from tlp.fleet.runs import device_activity, move
 from tlp.measure import rows
 from tlp.measure._prefetch import Prefetch
-from tlp.measure._types import MeasureInput, MeasureOutcome, Runner
+from tlp.measure._types import MeasureInput, MeasureOutcome, Runner, Sampler
 from tlp.measure.canary import CanaryWatch
 from tlp.measure.endpoint import require_measurable
-from tlp.measure.samplers import RandomSampler, Sampler
-from tlp.quarantine import set_aside, wait_for_return
-from tlp.runs import device_activity, move
-from tlp.settings import Settings
+from tlp.measure.quarantine import set_aside, wait_for_return
 
 if TYPE_CHECKING:
     from tlp.programs.space import Candidate
-
-__all__ = ["MeasureReport", "Progress", "RandomSampler", "Sampler", "measure_device"]
 
 Progress = Callable[[int, int, int], None]
 """Called with (done, ok, failed) of this session after every program."""
@@ -92,7 +89,7 @@ def measure_device(
 
     Args:
         samples: OK samples to add; failures and flagged samples are stored too but do not count.
-        run_id: the run the measurements belong to (`tlp.runs.open_run`).
+        run_id: the run the measurements belong to (`tlp.fleet.runs.open_run`).
         workload_ids: workloads to measure; None: those of every network, held-out ones included (evaluation on this
             device needs samples of them).
 
@@ -166,7 +163,7 @@ def _with_inputs(
 ) -> Iterator[tuple[Candidate, MeasureInput]]:
     """What the runner takes; the first and then every n-th program has its results checked (0: none)."""
     for number, candidate in enumerate(candidates):
-        yield candidate, candidate.to_input(target, check=check_every > 0 and number % check_every == 0)
+        yield candidate, rows.measure_input(candidate, target, check=check_every > 0 and number % check_every == 0)
 
 
 class _Session:

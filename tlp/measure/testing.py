@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from storage import MeasurementState
-from tlp.errors import InvalidInputError
+from tlp.core.errors import InvalidInputError
 from tlp.measure._types import Check, MeasureInput, Runner
 
 TARGET = {"kind": "llvm", "num-cores": 1}

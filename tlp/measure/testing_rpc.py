@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tlp import _child
-from tlp.errors import DeviceError
+from tlp.core import child as _child
+from tlp.core.errors import DeviceError
 from tlp.measure import board
 from tlp.measure.tracker import Queue, TrackerClient
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
-from tlp.errors import DeviceError, InvalidInputError
+from tlp.core.errors import DeviceError, InvalidInputError
 
 MAGIC: Final = 0x2F271
 MAX_MESSAGE_BYTES: Final = 1 << 20  # the tracker's own limit

@@ -22,10 +22,10 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from tlp.errors import InvalidInputError, ModelFormatError
+from tlp.core.errors import InvalidInputError, ModelFormatError
+from tlp.language.encoders import ANSOR, ENCODER_VERSIONS, Encoder, language_of, make_encoder
 from tlp.language.vocabulary import Vocabulary
 from tlp.model.config import TLPConfig
-from tlp.model.encoders import ANSOR, ENCODER_VERSIONS, Encoder, language_of, make_encoder
 from tlp.model.network import MTLTLP
 
 WEIGHTS = "weights.safetensors"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tlp.errors import InvalidInputError, ModelFormatError
+from tlp.core.errors import InvalidInputError, ModelFormatError
 from tlp.language.encoder import ENCODER_VERSION, LAYOUTS, LENGTH, PAPER_ENCODER_VERSION, WIDTH
 
 

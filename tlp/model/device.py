@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tlp.errors import InvalidInputError
+from tlp.core.errors import InvalidInputError
 
 
 def open_device(name: str) -> torch.device:

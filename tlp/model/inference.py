@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tlp.errors import InvalidInputError
+from tlp.core.errors import InvalidInputError
 from tlp.language import encoder as layout
 from tlp.language.vocabulary import UNKNOWN
 from tlp.model.network import MTLTLP

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tlp.errors import ModelFormatError
+from tlp.core.errors import ModelFormatError
 from tlp.felix import config as felix
 from tlp.felix.checkpoint import FelixCheckpoint
 from tlp.model.checkpoint import KIND, MANIFEST, Checkpoint, Model, read_json

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tlp.errors import InvalidInputError
+from tlp.core.errors import InvalidInputError
 from tlp.model.checkpoint import Model
 
 MIN_SHARED = 5  # programs of a workload that two devices must have in common for a rank correlation to say anything

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from tlp.programs._tvm import blocks_of
+from tlp.programs.tvm import blocks_of
 
 
 def read_arithmetic(module: Any) -> list[dict[str, Any]]:

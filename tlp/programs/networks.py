@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from storage import Network, NetworkTask, Workload
 from storage.names import validate_name
-from tlp.errors import InvalidInputError
+from tlp.core.errors import InvalidInputError
 from tlp.programs import zoo
-from tlp.programs._tvm import first_line, map_tvm_errors, quiet_loggers, without_known_warnings
 from tlp.programs.folding import fold_batch_norm
+from tlp.programs.tvm import first_line, map_tvm_errors, quiet_loggers, without_known_warnings
 from tlp.programs.workloads import workload_from_module
 
 if TYPE_CHECKING:

@@ -29,9 +29,9 @@ import numpy as np
 import numpy.typing as npt
 
 from storage import MeasurementStore, Program, Sketch, Workload, canonical_json, stable_id
-from tlp.errors import InvalidInputError
+from tlp.core.errors import InvalidInputError
+from tlp.core.progress import say, track
 from tlp.language.sketch import LANGUAGE, to_trace
-from tlp.report.progress import say, track
 
 WIDTH: Final = 172
 """Numbers per store with the workload's own features; the first `PLAIN_WIDTH` are those without them."""
@@ -180,7 +180,7 @@ def _extracted(
 
 def _replayer(workload: Workload, target: Mapping[str, Any], postprocessed: bool) -> Callable[[Programs], list[Rows]]:
     """A function from programs of the workload to their features."""
-    from tlp.programs._tvm import make_tune_context
+    from tlp.programs.tvm import make_tune_context
 
     try:
         module, build = _builder(workload, target, postprocessed)

@@ -14,10 +14,9 @@ from functools import cached_property
 from typing import Any, Final
 
 from storage import Program, Sketch, Workload
-from tlp.errors import InvalidInputError
+from tlp.core.errors import InvalidInputError
 from tlp.language.sketch import from_trace, to_trace
-from tlp.measure import Check, MeasureInput
-from tlp.programs._tvm import make_tune_context, map_tvm_errors, to_plain, without_known_warnings
+from tlp.programs.tvm import make_tune_context, map_tvm_errors, to_plain, without_known_warnings
 from tlp.programs.workloads import arg_infos, load_module
 
 # A design space may hold fewer programs than asked for (a reshape has a handful): sampling ends after this many
@@ -52,31 +51,6 @@ class Candidate:
         from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
         return RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(self.module)
-
-    def to_input(self, target: Mapping[str, Any], *, check: bool = False) -> MeasureInput:
-        """What a runner takes; the key is the program's id.
-
-        Args:
-            target: what to compile for.
-            check: have its results compared with those of the workload's own module.
-        """
-        import tvm
-
-        wanted = None
-        if check:
-            wanted = Check(
-                tvm.ir.save_json(self.module),
-                tvm.ir.save_json(self.reference),
-                self.sketch.workload_id,
-                arg_infos(self.reference),
-            )
-        return MeasureInput(
-            key=self.program.program_id,
-            module_json=tvm.ir.save_json(self.prepared_module()),
-            target=dict(target),
-            args=self.args,
-            check=wanted,
-        )
 
 
 class DesignSpace:

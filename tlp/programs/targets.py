@@ -21,8 +21,8 @@ from typing import Any, Final
 
 import psutil
 
-from tlp.errors import InvalidInputError
-from tlp.programs._tvm import map_tvm_errors
+from tlp.core.errors import InvalidInputError
+from tlp.programs.tvm import map_tvm_errors
 
 HELP: Final = "tlp device enroll --help"
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from storage import Workload, canonical_json
 from tlp.language.arithmetic import KEY as ARITHMETIC
-from tlp.programs._tvm import blocks_of, map_tvm_errors
 from tlp.programs.arithmetic import read_arithmetic
+from tlp.programs.tvm import blocks_of, map_tvm_errors
 
 
 def workload_from_module(name: str, module: Any) -> Workload:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from storage import ModelEvent
-from tlp.errors import NotFoundError, RegistryError, RegistryUnavailableError
+from tlp.core.errors import NotFoundError, RegistryError, RegistryUnavailableError
 from tlp.registry import _history
 from tlp.registry._types import CHAMPION, REJECTED, ModelVersion, pin_alias, rejected_tag
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from storage import stable_id
-from tlp.errors import RegistryError
+from tlp.core.errors import RegistryError
 from tlp.registry._mlflow import import_mlflow, retrying
 from tlp.registry._register import CHECKPOINT
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-    from tlp.settings import Settings
+    from tlp.core.settings import Settings
 
 
 def checkpoint_dir(client: MlflowClient, settings: Settings, model: str, version: int) -> Path:

@@ -20,12 +20,12 @@ from urllib.parse import urlsplit
 import filelock
 import tenacity
 
-from tlp.errors import NotFoundError, RegistryError, RegistryUnavailableError, TlpError
+from tlp.core.errors import NotFoundError, RegistryError, RegistryUnavailableError, TlpError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-    from tlp.settings import Settings
+    from tlp.core.settings import Settings
 
 ENVIRONMENT: Final[Mapping[str, str]] = {
     "MLFLOW_DISABLE_TELEMETRY": "true",

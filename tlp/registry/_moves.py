@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from storage import Actor, ModelEvent, canonical_json
-from tlp._faults import reached
-from tlp.errors import InvalidInputError, NotFoundError, RegistryError
+from tlp.core.errors import InvalidInputError, NotFoundError, RegistryError
+from tlp.core.faults import reached
 from tlp.registry import _history
 from tlp.registry._mlflow import retrying
 from tlp.registry._read import Reader, none_if_missing, numbers

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tlp.errors import NotFoundError
+from tlp.core.errors import NotFoundError
 from tlp.registry._mlflow import error_code, retrying
 from tlp.registry._types import CHAMPION, FELIX_PREFIX, PREFIXES, ModelVersion, pin_alias
 

@@ -17,8 +17,8 @@ import tenacity
 
 import tlp
 from storage import canonical_json
-from tlp import _process
-from tlp._faults import reached
+from tlp.core import processes as _process
+from tlp.core.faults import reached
 from tlp.registry._mlflow import EXPERIMENT as EXPERIMENT
 from tlp.registry._mlflow import error_code, import_pyfunc, retrying
 
@@ -245,7 +245,7 @@ def _feature_shape(checkpoint_dir: Path) -> tuple[int, int]:
 def _save(pyfunc: Any, folder: Path, files: Path, signature: Any) -> None:
     pyfunc.save_model(
         path=str(folder / _MODEL),
-        python_model=str(Path(tlp.__file__).with_name("serving.py")),
+        python_model=str(Path(tlp.__file__).with_name("model") / "serving.py"),
         artifacts={CHECKPOINT: str(files)},
         signature=signature,
         # Given, not inferred: inference loads the model in a further process for 7-20 s.

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import filelock
 
 from storage import Actor, ModelEvent, RoundQuality
-from tlp import _process
-from tlp.errors import BusyError, InvalidInputError
+from tlp.core import processes as _process
+from tlp.core.errors import BusyError, InvalidInputError
 from tlp.registry import _fallback, _files, _live, _register
 from tlp.registry._mlflow import is_http, map_mlflow_errors, open_client, retrying
 from tlp.registry._moves import Mover
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
     from storage import MeasurementStore
-    from tlp.settings import Settings
+    from tlp.core.settings import Settings
 
 _VERSION: Final = re.compile(r"v?(\d+)")
 _LOCK_TIMEOUT_S: Final = 60.0

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from tlp.errors import InvalidInputError
+from tlp.core.errors import InvalidInputError
 
 MODEL_PREFIX: Final = "mtl-tlp-"
 FELIX_PREFIX: Final = "felix-"

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import tlp
 from storage import canonical_json
-from tlp import _process
+from tlp.core import processes as _process
 from tlp.registry._mlflow import is_http, map_mlflow_errors, open_client, retrying
 from tlp.registry._register import NOTE_TAG, OWNER_TAG, ensure_experiment, tag_text
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-    from tlp.settings import Settings
+    from tlp.core.settings import Settings
 
 EXPERIMENT: Final = "tlp-tuning"
 _METRICS_PER_CALL: Final = 1000  # MLflow's own limit of one log_batch

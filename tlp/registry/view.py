@@ -16,9 +16,9 @@ from typing import Any
 import httpx
 
 from storage import MeasurementStore
+from tlp.core.settings import Settings
+from tlp.registry import kept
 from tlp.registry._types import CHAMPION, PREFIXES, pin_alias
-from tlp.settings import Settings
-from tlp.training import kept
 
 _TIMEOUT_S = 1.5
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from rich.console import RenderableType
 
-from tlp.report.plots import panels
 from tlp.report.tables import Row, duration, latency, make
+from tlp.training.judge.plots import panels
 
 _COLUMNS: Final = (
     "network",

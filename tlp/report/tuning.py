@@ -11,7 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 
-from tlp.report.progress import bar, track
+from tlp.core.progress import bar, track
 from tlp.report.tables import duration, latency, make
 
 if TYPE_CHECKING:

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from storage import Device, Measurement, MeasurementState, MeasurementStore, Sketch, Workload
-from tlp._signals import held_signals
-from tlp.errors import StoreError, TlpError
+from tlp.core.errors import StoreError, TlpError
+from tlp.core.settings import Settings
+from tlp.core.signals import held_signals
 from tlp.measure import Runner, rows
 from tlp.measure.canary import CanaryWatch
 from tlp.search._session import TaskState
 from tlp.search.report import Remeasured
-from tlp.settings import Settings
 
 if TYPE_CHECKING:
     from tlp.programs.space import Candidate
@@ -63,7 +63,9 @@ def remeasure(
     watch.check()
     pending: list[tuple[Candidate, Measurement]] = []
     try:
-        for outcome in runner.measure([candidate.to_input(device.target) for candidate in candidates.values()]):
+        for outcome in runner.measure(
+            [rows.measure_input(candidate, device.target) for candidate in candidates.values()]
+        ):
             measured = rows.measurement(
                 outcome.key, outcome, device=device.name, run_id=run_ids[0], canary_off=watch.off
             )

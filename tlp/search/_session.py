@@ -27,9 +27,10 @@ from storage import (
     TuningResult,
     Workload,
 )
-from tlp import quality
-from tlp._signals import held_signals
-from tlp.errors import StoreError
+from tlp.core.errors import StoreError
+from tlp.core.settings import Settings
+from tlp.core.signals import held_signals
+from tlp.fleet import quality
 from tlp.measure import MeasureOutcome, Runner, rows
 from tlp.measure.canary import CanaryWatch
 from tlp.search._ahead import Ahead, Proposal
@@ -37,7 +38,6 @@ from tlp.search._base import Observation, Search
 from tlp.search.providers import CostModelProvider
 from tlp.search.report import TaskRow, TuningProgress
 from tlp.search.task_scheduler import SchedulerTask, TaskScheduler
-from tlp.settings import Settings
 
 if TYPE_CHECKING:
     from tlp.programs.space import Candidate
@@ -283,7 +283,7 @@ class TuningSession:
         if ahead and not search.overlaps:
             return Proposal({}, (), self.version)
         candidates = search.propose(count)
-        jobs = [candidate.to_input(self._device.target) for candidate in candidates]
+        jobs = [rows.measure_input(candidate, self._device.target) for candidate in candidates]
         return Proposal({job.key: c for job, c in zip(jobs, candidates, strict=True)}, jobs, self.version)
 
     def _scores(self, candidates: Mapping[str, Candidate]) -> dict[str, float]:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage import Sketch
-from tlp._signals import check_interrupt
+from tlp.core.signals import check_interrupt
 from tlp.search.trace_reader import TraceReader
 
 if TYPE_CHECKING:

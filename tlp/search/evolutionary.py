@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from storage import MeasurementState, Sketch
-from tlp.errors import InvalidInputError
+from tlp.core.errors import InvalidInputError
 from tlp.language.sketch import to_trace
 from tlp.measure.worker import kept
-from tlp.programs._tvm import make_tune_context, map_tvm_errors
+from tlp.programs.tvm import make_tune_context, map_tvm_errors
 from tlp.search._base import Observation, Search
 
 if TYPE_CHECKING:

@@ -72,7 +72,7 @@ def search_factory(
             return ArrayScores(model.scorer, model.degraded, adaptation=learned(adaptation), seed=seed)
 
         if params["search"] in GRADIENT:
-            from tlp.search.gradient_search import GradientSearch  # imports torch
+            from tlp.felix.gradient_search import GradientSearch  # imports torch
 
             return GradientSearch(
                 space,

@@ -8,16 +8,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from storage import Device
-from tlp.errors import InvalidInputError, ModelFormatError, NotFoundError, RegistryError, RegistryUnavailableError
+from tlp.core.errors import InvalidInputError, ModelFormatError, NotFoundError, RegistryError, RegistryUnavailableError
 from tlp.felix.formulas import FormulaCount
 from tlp.registry import CHAMPION
 from tlp.search.cost_model import Degraded, Scorer, TLPCostModel
 
 if TYPE_CHECKING:
+    from tlp.core.settings import Settings
     from tlp.felix.scorer import FelixModel
     from tlp.programs.space import DesignSpace
     from tlp.registry import Registry, ResolvedModel
-    from tlp.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -198,7 +198,7 @@ def open_provider(ref: str, device: Device, settings: Settings, registry: Regist
 def _felix_champion(device: Device, registry: Registry, provider: CostModelProvider) -> Callable[[], FelixModel]:
     """Looks up the champion of the family's Felix models, or the last good version, loading each once."""
     from tlp.felix.config import KIND
-    from tlp.model.encoders import METASCHEDULE
+    from tlp.language.encoders import METASCHEDULE
     from tlp.training.decision import model_key
 
     again = f"tlp train --device {device.name} --model felix"

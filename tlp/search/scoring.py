@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from storage import Sketch
-from tlp.errors import InvalidInputError
+from tlp.core.errors import InvalidInputError
 from tlp.model.inference import Pooled
 from tlp.model.predictor import Predictor
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from storage import Device, DeviceState, MeasurementState, MeasurementStore, Network, Run, RunKind, RunState
-from tlp import quarantine, runs
-from tlp.errors import AllFailedError, DeviceLostError, InvalidInputError, UserError
-from tlp.measure import Runner
+from tlp.core.errors import AllFailedError, DeviceLostError, InvalidInputError, UserError
+from tlp.core.settings import Settings
+from tlp.fleet import runs
+from tlp.measure import Runner, quarantine
 from tlp.measure.canary import CanaryWatch
 from tlp.measure.endpoint import require_measurable
 from tlp.search._remeasure import remeasure
@@ -20,7 +21,6 @@ from tlp.search._session import TaskState, TuningSession
 from tlp.search.factory import GRADIENT, SEARCHES, search_factory
 from tlp.search.providers import CostModelProvider
 from tlp.search.report import Remeasured, TuningProgress, TuningReport
-from tlp.settings import Settings
 
 _RESUMABLE: Final = (RunState.INTERRUPTED, RunState.CRASHED)
 
@@ -82,8 +82,8 @@ def tune(
     Rounds of `settings.tune_batch` programs; the task scheduler says of which subgraph. A trial is one measured
     program, failed ones included. Programs that were measured on this device before are not measured again; the best
     of them are where the search starts. The model is looked up anew before every round. The canary is measured before
-    each round, and what the model predicted is compared with what was measured (`tlp.quality`). At the end the best
-    `settings.tune_remeasure` programs of the run are measured again (`tlp.search._remeasure`). Each round is one
+    each round, and what the model predicted is compared with what was measured (`tlp.fleet.quality`). At the end the
+    best `settings.tune_remeasure` programs of the run are measured again (`tlp.search._remeasure`). Each round is one
     transaction; on Ctrl-C, SIGTERM or an error what was measured is stored first. The device's lock is held throughout
     and the run is a row of kind TUNE.
 

@@ -7,9 +7,9 @@ import socket
 import sys
 from typing import Final
 
+from tlp.core.settings import Settings
 from tlp.registry import MLFLOW_ENVIRONMENT
 from tlp.services._state import LOOPBACK, look
-from tlp.settings import Settings
 
 POOL: Final = "tlp"
 """The process work pool of the deployments."""

@@ -15,8 +15,9 @@ from typing import Final
 import httpx
 import psutil
 
-from tlp import _child, _process
-from tlp.errors import ServiceError, UserError
+from tlp.core import child as _child
+from tlp.core import processes as _process
+from tlp.core.errors import ServiceError, UserError
 from tlp.services._state import Service
 
 HEALTH_TIMEOUT_S: Final = 120.0

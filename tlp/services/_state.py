@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tlp import _process
-from tlp.settings import Settings
+from tlp.core import processes as _process
+from tlp.core.settings import Settings
 
 LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 MLFLOW: Final = "mlflow"

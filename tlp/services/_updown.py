@@ -11,11 +11,11 @@ from typing import Final
 import filelock
 import httpx
 
-from tlp import _child
-from tlp.errors import BusyError
+from tlp.core import child as _child
+from tlp.core.errors import BusyError
+from tlp.core.settings import Settings
 from tlp.services import _commands, _processes
 from tlp.services._state import MLFLOW, PREFECT, WORKER, Service, ServicesView, look, write
-from tlp.settings import Settings
 
 Progress = Callable[[str, str], None]
 """Called with a service's name and what happens to it: `starting`, `ready after 7 s`, `stopped`, …"""

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from storage import Device, MeasurementStore, Run, RunKind, RunState
-from tlp import quality
+from tlp.core.settings import Settings
+from tlp.fleet import quality
+from tlp.fleet.runs import OUT_OF_WORK
+from tlp.language.encoders import LANGUAGES, METASCHEDULE
 from tlp.model.checkpoint import KIND, Manifest
-from tlp.model.encoders import LANGUAGES, METASCHEDULE
-from tlp.runs import OUT_OF_WORK
-from tlp.settings import Settings
-from tlp.training.dataset import choose_language
+from tlp.training.data.dataset import choose_language
 from tlp.training.saturation import saturated
 from tlp.training.tasks import MAX_AUXILIARIES, choose_devices
 
@@ -86,7 +86,7 @@ def decide(
 
     A device without a head needs its `min_samples`; one with a head needs `retrain_min_new_samples` (or its
     `min_samples`, if that is less) since the champion learned from it, or a fall of its live accuracy
-    (`tlp.quality`). After a candidate that did not pass the gate either waits for so many new samples:
+    (`tlp.fleet.quality`). After a candidate that did not pass the gate either waits for so many new samples:
     the same samples would give the same weights. `force` needs one sample.
 
     Args:

@@ -8,18 +8,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from storage import Device, MeasurementStore
-from tlp._faults import reached
-from tlp.errors import InvalidInputError, ModelFormatError
+from tlp.core.errors import InvalidInputError, ModelFormatError
+from tlp.core.faults import reached
+from tlp.core.settings import Settings
 from tlp.felix import config as felix
 from tlp.felix.stores import StoreReader
 from tlp.felix.training import options_of, read_stores, train_felix
+from tlp.language.encoders import METASCHEDULE
 from tlp.model.checkpoint import KIND, Checkpoint, Manifest, Model
-from tlp.model.encoders import METASCHEDULE
 from tlp.model.kinds import KINDS
 from tlp.registry import model_name
-from tlp.settings import Settings
-from tlp.training.champion import ModelRegistry, Resolved, find_champion, load_champion
-from tlp.training.dataset import Dataset, build_dataset
+from tlp.registry.champion import ModelRegistry, Resolved, find_champion, load_champion
+from tlp.registry.kept import Facts, keep
+from tlp.training.data.dataset import Dataset, build_dataset
 from tlp.training.decision import (
     MAX_AUXILIARIES,
     Decision,
@@ -29,12 +30,11 @@ from tlp.training.decision import (
     new_samples,
     training_language,
 )
-from tlp.training.evaluate import EvaluationReport
-from tlp.training.gate import GateVerdict
-from tlp.training.kept import Facts, keep
-from tlp.training.strategy import JointStrategy, Strategy
+from tlp.training.judge.evaluate import EvaluationReport
+from tlp.training.judge.gate import GateVerdict
+from tlp.training.learn.strategy import JointStrategy, Strategy
+from tlp.training.learn.trainer import OnEpoch, TrainOptions
 from tlp.training.submit import Submitted, mark_serving, patiently, submit, submit_kept
-from tlp.training.trainer import OnEpoch, TrainOptions
 
 __all__ = [
     "MAX_AUXILIARIES",
@@ -117,7 +117,7 @@ def run_retrain(
     unless `from_scratch`; a candidate that fails the gate is registered without an alias, with the reasons as tags.
     Takes no lock and opens no run: the caller does.
 
-    The model is kept on disk from the moment it is trained until all is recorded (`tlp.training.kept`). One that a
+    The model is kept on disk from the moment it is trained until all is recorded (`tlp.registry.kept`). One that a
     killed process left is gone on with first; if no training is due after that, it is the result.
 
     Args:

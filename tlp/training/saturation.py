@@ -23,8 +23,8 @@ import numpy.typing as npt
 import polars as pl
 
 from storage import MeasurementStore, RunKind
-from tlp.training.holdout import bucket, choose_holdout
-from tlp.training.surrogate import ProfileReader, Surrogate
+from tlp.training.data.holdout import bucket, choose_holdout
+from tlp.training.learn.surrogate import ProfileReader, Surrogate
 
 FLAT = 0.01  # top-1
 FOLDS = 5

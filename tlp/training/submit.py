@@ -15,10 +15,7 @@ from typing import Any, TypeVar
 import tenacity
 
 from storage import DeviceState, MeasurementStore
-from tlp import runs
-from tlp._faults import reached
-from tlp.counts import more_held_out
-from tlp.errors import (
+from tlp.core.errors import (
     BusyError,
     InvalidInputError,
     ModelFormatError,
@@ -26,20 +23,23 @@ from tlp.errors import (
     RegistryError,
     RegistryUnavailableError,
 )
+from tlp.core.faults import reached
+from tlp.core.settings import Settings
+from tlp.fleet import runs
+from tlp.fleet.counts import more_held_out
 from tlp.model.checkpoint import KIND, MANIFEST, Manifest, Model
 from tlp.model.kinds import load_model
 from tlp.registry import VersionFacts, model_name
-from tlp.report import gate_page, plots
-from tlp.settings import Settings
-from tlp.training import kept as keeping
-from tlp.training.champion import ModelRegistry, Usable, find_champion
-from tlp.training.dataset import choose_language
-from tlp.training.evaluate import EvaluationReport, evaluate
-from tlp.training.gate import CHAMPION, GateVerdict, judge
-from tlp.training.holdout import Holdout
-from tlp.training.kept import Judged, KeptCandidate
-from tlp.training.scorers import scorer_of
-from tlp.training.screen import ScreenedScorer
+from tlp.registry import kept as keeping
+from tlp.registry.champion import ModelRegistry, Usable, find_champion
+from tlp.registry.kept import Judged, KeptCandidate
+from tlp.training.data.dataset import choose_language
+from tlp.training.data.holdout import Holdout
+from tlp.training.judge import gate_page, plots
+from tlp.training.judge.evaluate import EvaluationReport, evaluate
+from tlp.training.judge.gate import CHAMPION, GateVerdict, judge
+from tlp.training.judge.scorers import scorer_of
+from tlp.training.judge.screen import ScreenedScorer
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 The default recipe is the paper's: two or three tasks of one ISA (MTL-TLP, table of task counts: the target alone 0.665,
 with one auxiliary 0.874, with two 0.890, with three 0.875). A family of ten devices does not train ten tasks: the
-champion's other heads stay in the new version and are kept (`tlp.training.strategy`), and the gate judges all of them.
+champion's other heads stay in the new version and are kept (`tlp.training.learn.strategy`), and the gate judges all.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 import polars as pl
 
 from storage import Device, MeasurementStore
+from tlp.language.encoders import METASCHEDULE
 from tlp.model.checkpoint import Manifest
-from tlp.model.encoders import METASCHEDULE
 from tlp.model.nearest import rank_correlations, similarity, x86_level
-from tlp.training.holdout import bucket
+from tlp.training.data.holdout import bucket
 
 MAX_AUXILIARIES = 2
 COMPARED_WORKLOADS = 32  # of a device, for its rank correlation with others: reading more would not change the order

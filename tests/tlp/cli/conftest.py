@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import copy_template
 from tlp.cli import run
-from tlp.settings import get_settings
+from tlp.core.settings import get_settings
 
 
 @dataclass
@@ -56,7 +56,7 @@ def tlp(home: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]
 def device(home: Path) -> str:
     """A device measured by the shipped fake, enrolled as `cpu`."""
     from storage import Device, DeviceState
-    from tlp.home import open_home
+    from tlp.core.home import open_home
 
     target = {"kind": "llvm", "mcpu": "x86-64-v2", "num-cores": 1}
     row = Device(

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tlp.settings import get_settings
+from tlp.core.settings import get_settings
 
 
 def refused(answer, code: int, *words: str) -> None:
@@ -156,7 +156,7 @@ def test_a_fault_of_ours_leaves_a_traceback_in_a_file(tlp, home, monkeypatch):
     def broken(*_args):
         raise ZeroDivisionError("one\ntwo")
 
-    monkeypatch.setattr("tlp.status.collect", broken)
+    monkeypatch.setattr("tlp.services.status.collect", broken)
     answer = tlp("status")
     assert answer.code == 70
     assert len(answer.err.splitlines()) == 2
@@ -169,5 +169,5 @@ def test_ctrl_c(tlp, monkeypatch):
     def interrupted(*_args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tlp.status.collect", interrupted)
+    monkeypatch.setattr("tlp.services.status.collect", interrupted)
     assert tlp("status").code == 130

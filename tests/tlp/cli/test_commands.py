@@ -128,11 +128,11 @@ def test_nothing_but_json_on_stdout(tmp_path):
 
     program = (
         "import os, subprocess, sys\n"
-        "import tlp.status\n"
+        "import tlp.services.status\n"
         "def noisy(*_):\n"
         "    print('python'); os.write(1, b'descriptor'); subprocess.run(['echo', 'child'])\n"
         "    return {'devices': [], 'models': [], 'runs': [], 'warnings': []}\n"
-        "tlp.status.collect = noisy\n"
+        "tlp.services.status.collect = noisy\n"
         "from tlp.cli import main\n"
         "sys.argv = ['tlp', 'status', '--json']\n"
         "main()\n"
@@ -153,7 +153,7 @@ def test_ctrl_c_says_what_is_kept_and_how_to_go_on(tlp, monkeypatch):
     def interrupted(*_args, **_kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tlp.status.collect", interrupted)
+    monkeypatch.setattr("tlp.services.status.collect", interrupted)
     answer = tlp("status")
     assert (answer.code, answer.out) == (130, "")
     assert answer.err.splitlines() == ["error: interrupted; what was stored is kept", "try:   tlp status"]

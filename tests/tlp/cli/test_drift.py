@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from storage import Canary, CanaryState, RoundQuality
-from tlp import status
-from tlp.home import open_home
-from tlp.settings import get_settings
+from tlp.core.home import open_home
+from tlp.core.settings import get_settings
+from tlp.services import status
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import copy_template
+from tlp.core.settings import get_settings
 from tlp.registry import Registry
-from tlp.settings import get_settings
 
 MODEL = "mtl-tlp-x86_64"
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tlp.errors import InvalidInputError, ModelFormatError
+from tlp.core.errors import InvalidInputError, ModelFormatError
 from tlp.felix.checkpoint import FelixCheckpoint
 from tlp.felix.columns import NAMES, WIDTH
 from tlp.felix.config import FEATURE_VERSION, KIND, FelixConfig

@@ -12,17 +12,17 @@ import pytest
 from storage import DeviceState, MeasurementStore, RunKind
 from tests.tlp import small_fleet
 from tests.tlp.registry.helpers import client_of
-from tlp import retraining, status
-from tlp.errors import InvalidInputError, NotFoundError
-from tlp.evaluation import evaluate_version
+from tlp.core.errors import InvalidInputError, NotFoundError
+from tlp.core.home import open_home
+from tlp.core.settings import Settings
 from tlp.felix.checkpoint import FelixCheckpoint
 from tlp.felix.scorer import FelixModel
 from tlp.felix.stores import StoreReader
-from tlp.home import open_home
 from tlp.model.checkpoint import Checkpoint
-from tlp.registry import Registry, family_of, model_name
-from tlp.settings import Settings
-from tlp.training import kept
+from tlp.pipeline import train as retraining
+from tlp.pipeline.evaluate import evaluate_version
+from tlp.registry import Registry, family_of, kept, model_name
+from tlp.services import status
 from tlp.training import retrain as training
 
 FAMILY, KEY, MODEL = "x86_64", "felix-x86_64", "felix-x86_64"
@@ -44,7 +44,7 @@ def fleet(quick: Settings) -> MeasurementStore:
 @pytest.fixture
 def lenient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every candidate passes: what is tested is what comes after. Few programs leave the gate's verdict to luck."""
-    monkeypatch.setattr("tlp.training.gate._problem", lambda *_: None)
+    monkeypatch.setattr("tlp.training.judge.gate._problem", lambda *_: None)
 
 
 def train(store: MeasurementStore, settings: Settings, **options: Any) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def test_the_life_of_a_model_beside_another(fleet: MeasurementStore, quick: Sett
 def test_one_model_s_trainings_do_not_make_the_other_wait(fleet: MeasurementStore, quick: Settings) -> None:
     """A candidate that the gate stopped keeps its own model from training again, not the other."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tlp.training.gate._problem", lambda *_: "is no good")
+        patch.setattr("tlp.training.judge.gate._problem", lambda *_: "is no good")
         assert train(fleet, quick, model="felix")["promoted"] is False
     device = small_fleet.DEVICE
     assert not training.decide(fleet, quick, device, None, kind="felix").train
@@ -160,7 +160,7 @@ def test_commands_show_it(
     fleet: MeasurementStore, quick: Settings, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     from tlp.cli import run
-    from tlp.settings import get_settings
+    from tlp.core.settings import get_settings
 
     registry = Registry(quick, fleet)
     folder = Path(quick.home) / "checkpoint"

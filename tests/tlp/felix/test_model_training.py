@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from storage import MemoryStore, Sketch
 from tests.tlp import small_fleet
-from tlp.errors import InvalidInputError
+from tlp.core.errors import InvalidInputError
 from tlp.felix.columns import NAMES, TVM_COLUMNS, WIDTH
 from tlp.felix.config import FelixConfig
 from tlp.felix.scorer import FelixScorer
@@ -24,10 +24,10 @@ from tlp.felix.training import FELIX_OPTIONS, FelixData, read_stores, train_feli
 from tlp.felix.unrolling import log_unroll
 from tlp.language.sketch import decision_slots, parse_sketch
 from tlp.programs.per_store import PerStoreFeatures
-from tlp.training.dataset import Dataset, build_dataset
-from tlp.training.evaluate import RANDOM, evaluate
-from tlp.training.holdout import choose_holdout
-from tlp.training.trainer import EpochReport
+from tlp.training.data.dataset import Dataset, build_dataset
+from tlp.training.data.holdout import choose_holdout
+from tlp.training.judge.evaluate import RANDOM, evaluate
+from tlp.training.learn.trainer import EpochReport
 
 SMALL = FelixConfig((), dims=(16, 16))
 OPTIONS = dataclasses.replace(FELIX_OPTIONS, epochs=12, batch_lists=2, threads=1, learning_rate=4e-3)
@@ -74,7 +74,7 @@ def test_the_features_are_tvm_s_of_the_stated_program_and_the_unrolling(real: Me
     from tvm.s_tir.schedule import Trace
 
     from tlp.language.sketch import to_trace
-    from tlp.programs._tvm import make_tune_context
+    from tlp.programs.tvm import make_tune_context
     from tlp.programs.workloads import load_module
 
     asked = programs(real)[:12]

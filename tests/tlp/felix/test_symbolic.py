@@ -18,8 +18,8 @@ from tlp.felix.features import Features
 from tlp.felix.probe import UnreadableError, apply_trace, take_apart
 from tlp.felix.symbolic import SymbolicProgram, UnfitError, choose_probes, factor_logs, make_symbolic
 from tlp.language.arrays import Arrays
-from tlp.programs._tvm import make_tune_context
 from tlp.programs.space import DesignSpace
+from tlp.programs.tvm import make_tune_context
 from tlp.programs.workloads import workload_from_module
 
 CPU = {"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 1}

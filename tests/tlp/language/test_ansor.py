@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage import Program
-from tlp.errors import InvalidInputError
+from tlp.core.errors import InvalidInputError
 from tlp.language import ansor
 
 DATA = Path(__file__).parents[2] / "data" / "ansor"

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage import Sketch
-from tlp.errors import InvalidInputError, ModelFormatError
+from tlp.core.errors import InvalidInputError, ModelFormatError
 from tlp.language.ansor import NULL, from_steps, parse_sketch
 from tlp.language.ansor_encoder import (
     CPU_VERSION,

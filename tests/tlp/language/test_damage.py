@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.synthetic import matmul_context, matmul_sketch
 from storage import Sketch
-from tlp.errors import InvalidInputError
+from tlp.core.errors import InvalidInputError
 from tlp.language.arithmetic import arithmetic_of
 from tlp.language.encoder import MetaScheduleEncoder
 from tlp.language.rows import sketch_rows
 from tlp.language.sketch import parse_sketch
 from tlp.language.vocabulary import Vocabulary
-from tlp.training.synthetic import matmul_context, matmul_sketch
 
 BLOCK: dict[str, Any] = {
     "name": "dense",

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage import Sketch
-from tlp.errors import InvalidInputError, ModelFormatError
+from tlp.core.errors import InvalidInputError, ModelFormatError
 from tlp.language import encoder as layout
 from tlp.language.encoder import ENCODER_VERSIONS, MetaScheduleEncoder, grow_vocabulary
 from tlp.language.reference import encode_reference

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlp.errors import ModelFormatError
+from tlp.core.errors import ModelFormatError
 from tlp.language.vocabulary import PADDING, UNKNOWN, Vocabulary, normalise_word
 
 names = st.lists(st.text("abcXYZ_.0", min_size=1, max_size=6), max_size=8)

@@ -11,13 +11,14 @@ import pytest
 from storage import Canary, CanaryState, DeviceState, MemoryStore, Network, NetworkTask, RunKind
 from storage.testing import example_device
 from tests.tlp import small_fleet
-from tlp import runs
+from tlp.core.settings import Settings
+from tlp.fleet import runs
 from tlp.measure import MeasureInput, canary
 from tlp.measure.canary import CanaryWatch, rebase, tolerance
 from tlp.measure.fake import FakeRunner
 from tlp.measure.local import LocalRunner
-from tlp.measure.session import RandomSampler, measure_device
-from tlp.settings import Settings
+from tlp.measure.session import measure_device
+from tlp.search.samplers import RandomSampler
 
 TARGET = {"kind": "llvm", "mcpu": "x86-64-v2", "num-cores": 1}
 SETTINGS = Settings(canary=True, measure_batch=4, canary_tolerance=0.1, canary_dispersions=3.0)

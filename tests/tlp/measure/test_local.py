@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from storage import MeasurementState
-from tlp.errors import DeviceError, InvalidInputError
+from tlp.core.errors import DeviceError, InvalidInputError
 from tlp.measure import Check, _process, local
 from tlp.measure.local import LocalRunner
 from tlp.measure.testing import Ending, tiny_program

@@ -11,12 +11,13 @@ from rich.console import Console
 
 from storage import Canary, CanaryState, MeasurementBatch, MeasurementStore, Program, RunKind
 from storage.testing import _examples
-from tlp import _process, status
-from tlp.home import open_home
+from tlp.core import processes as _process
+from tlp.core.home import open_home
+from tlp.core.settings import Settings
 from tlp.measure.noise import NEWEST_MEASUREMENTS, noise_floor
 from tlp.measure.worker import latency_of
 from tlp.report import tables
-from tlp.settings import Settings
+from tlp.services import status
 
 
 @pytest.fixture

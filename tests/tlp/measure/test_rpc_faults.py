@@ -22,14 +22,14 @@ import pytest
 
 from storage import DeviceState, MeasurementState, Network, NetworkTask, RunState, open_store
 from storage.testing import example_device
-from tlp import pipeline
-from tlp.errors import DeviceLostError
+from tlp.core.errors import DeviceLostError
+from tlp.core.settings import Settings
 from tlp.measure import MeasureInput, MeasureOutcome
 from tlp.measure.rpc import RpcRunner
 from tlp.measure.testing import Ending, tiny_program
 from tlp.measure.testing_rpc import Fleet
 from tlp.measure.tracker import MAGIC, Queue, TrackerClient
-from tlp.settings import Settings
+from tlp.pipeline import stages as pipeline
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 OK = MeasurementState.OK

@@ -25,14 +25,15 @@ from storage import (
     Workload,
 )
 from storage.testing import example_device
-from tlp import runs
-from tlp.errors import AllFailedError, InvalidInputError, NotFoundError, UserError
+from tlp.core.errors import AllFailedError, InvalidInputError, NotFoundError, UserError
+from tlp.core.settings import Settings
+from tlp.fleet import runs
 from tlp.measure import MeasureInput, MeasureOutcome
 from tlp.measure.canary import CANARY_KEY
 from tlp.measure.fake import FakeRunner
 from tlp.measure.local import LocalRunner
-from tlp.measure.session import MeasureReport, RandomSampler, measure_device
-from tlp.settings import Settings
+from tlp.measure.session import MeasureReport, measure_device
+from tlp.search.samplers import RandomSampler
 
 TARGET = {"kind": "llvm", "mcpu": "x86-64-v2", "num-cores": 1}
 SETTINGS = Settings(measure_batch=4, canary=True)

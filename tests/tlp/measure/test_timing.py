@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlp.errors import InvalidInputError
+from tlp.core.errors import InvalidInputError
 from tlp.measure import MeasureInput
 from tlp.measure.fake import FakeRunner
 from tlp.measure.local import LocalRunner

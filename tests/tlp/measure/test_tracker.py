@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tlp.errors import DeviceError, InvalidInputError
+from tlp.core.errors import DeviceError, InvalidInputError
 from tlp.measure import tracker
 from tlp.measure.tracker import MAGIC, Queue, TrackerClient, parse_address
 

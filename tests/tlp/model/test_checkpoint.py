@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from tlp.errors import InvalidInputError, ModelFormatError
+from bench.synthetic import matmul_context, matmul_sketch
+from tlp.core.errors import InvalidInputError, ModelFormatError
 from tlp.language.encoder import ENCODER_VERSION
 from tlp.language.vocabulary import Vocabulary
 from tlp.model import predictor
@@ -20,7 +21,6 @@ from tlp.model.config import TLPConfig
 from tlp.model.nearest import nearest_head, x86_level
 from tlp.model.network import MTLTLP
 from tlp.model.predictor import Predictor
-from tlp.training.synthetic import matmul_context, matmul_sketch
 
 HEADS = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
 

@@ -10,7 +10,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tlp.errors import InvalidInputError
+from bench.synthetic import matmul_context, matmul_sketch
+from tlp.core.errors import InvalidInputError
 from tlp.language.encoder import ENCODER_VERSION, MetaScheduleEncoder
 from tlp.language.vocabulary import Vocabulary
 from tlp.model.checkpoint import Checkpoint, Manifest
@@ -18,7 +19,6 @@ from tlp.model.config import TLPConfig
 from tlp.model.inference import Inference, Precision
 from tlp.model.network import MTLTLP
 from tlp.model.predictor import Predictor
-from tlp.training.synthetic import matmul_context, matmul_sketch
 
 SKETCH = replace(matmul_sketch("w", cache_write=True), context=matmul_context(64, 64, 16))
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tlp.errors import InvalidInputError
+from tlp.core.errors import InvalidInputError
 from tlp.language import encoder as layout
 from tlp.language.profile import PROFILE_WIDTH
 from tlp.model.config import TLPConfig

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tlp.errors import InvalidInputError
+from tlp.core.errors import InvalidInputError
 from tlp.language.arrays import INLINE, ROOT, Arrays
 from tlp.language.encoder import MetaScheduleEncoder
 from tlp.language.sketch import DecisionKind, parse_sketch

@@ -13,7 +13,7 @@ def counted(*args):
     looked_up.append(args)
     return real(*args)
 inspect.getmodule = counted
-from tlp.programs._tvm import load_intrinsics
+from tlp.programs.tvm import load_intrinsics
 for kind in ("llvm", "cuda", "llvm", "cuda"):
     load_intrinsics(kind)
 assert inspect.getmodule is counted, "put back"

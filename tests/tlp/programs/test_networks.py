@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tlp.errors import InvalidInputError
+from tlp.core.errors import InvalidInputError
 from tlp.programs import networks, zoo
 from tlp.programs.folding import fold_batch_norm
 
@@ -101,7 +101,8 @@ def test_names_of_held_out_networks_exist() -> None:
 
 def test_importing_is_light() -> None:
     code = (
-        "import sys, tlp.programs.networks, tlp.programs.space, tlp.programs.targets, tlp.programs.metaschedule_db;"
+        "import sys, tlp.programs.networks, tlp.programs.space, tlp.programs.targets;"
+        "import tlp.exchange.metaschedule.database;"
         "print([m for m in ('torch', 'tvm', 'mlflow') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

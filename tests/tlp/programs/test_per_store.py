@@ -16,9 +16,9 @@ from storage import MemoryStore, Sketch, Workload
 from tests.tlp import small_fleet
 from tlp.language.sketch import LANGUAGE
 from tlp.programs import per_store
-from tlp.programs._tvm import make_tune_context
 from tlp.programs.per_store import PLAIN_WIDTH, WIDTH, PerStoreFeatures, Programs
 from tlp.programs.space import DesignSpace
+from tlp.programs.tvm import make_tune_context
 
 NAMES = ("dense_16_64", "dense_64_32")
 

@@ -7,8 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from storage import Sketch, Workload
-from tlp.errors import InvalidInputError
+from tlp.core.errors import InvalidInputError
 from tlp.language.sketch import from_trace, parse_sketch, to_trace
+from tlp.measure.rows import measure_input
 from tlp.programs import targets
 from tlp.programs.space import Candidate, DesignSpace
 
@@ -84,7 +85,7 @@ def test_candidates_compile_and_run(workload: Callable[[str], Workload], kind: s
 
     target = targets.detect_local_target()
     (candidate,) = DesignSpace(workload(kind), target).sample(1, 3)
-    given = candidate.to_input(target)
+    given = measure_input(candidate, target)
     assert given.key == candidate.program.program_id
     assert given.target == target
     library = tvm.compile(tvm.ir.load_json(given.module_json), tvm.target.Target(dict(given.target)))

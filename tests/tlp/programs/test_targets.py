@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tlp.errors import InvalidInputError
+from tlp.core.errors import InvalidInputError
 from tlp.programs import targets
 
 # A kernel that only lives if the CPU has the vectors the target promises: 32 float32 are two AVX-512 registers.

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from storage import MemoryStore
+from tlp.core.settings import Settings
 from tlp.registry import Registry
-from tlp.settings import Settings
 
 if TYPE_CHECKING:
     pass

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import mlflow
 
+from tlp.core.settings import Settings
 from tlp.registry import Registry
-from tlp.settings import Settings
 
 if TYPE_CHECKING:
     pass

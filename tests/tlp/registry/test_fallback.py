@@ -12,9 +12,9 @@ import pytest
 
 from storage import MemoryStore
 from tests.tlp.registry.helpers import FAMILY, MODEL, add_versions, client_of
-from tlp.errors import InvalidInputError, ModelFormatError, NotFoundError, RegistryError, RegistryUnavailableError
+from tlp.core.errors import InvalidInputError, ModelFormatError, NotFoundError, RegistryError, RegistryUnavailableError
+from tlp.core.settings import Settings
 from tlp.registry import Registry, ResolvedModel
-from tlp.settings import Settings
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 
 from storage import MemoryStore, RoundQuality
 from tests.tlp.registry.helpers import FAMILY, add_versions, client_of
-from tlp.errors import RegistryError
+from tlp.core.errors import RegistryError
+from tlp.core.settings import Settings
 from tlp.registry import Registry
-from tlp.settings import Settings
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 

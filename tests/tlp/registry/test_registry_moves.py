@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage import Actor, DuckDBStore, MemoryStore, ModelEvent
-from tlp.errors import InvalidInputError, NotFoundError
+from tlp.core.errors import InvalidInputError, NotFoundError
+from tlp.core.settings import Settings
 from tlp.registry import Registry, _history
-from tlp.settings import Settings
 
 if TYPE_CHECKING:
     pass
@@ -202,7 +202,7 @@ class TestReconcile:
             import os, signal
             from storage import Actor, DuckDBStore
             from tlp.registry import Registry
-            from tlp.settings import Settings
+            from tlp.core.settings import Settings
             class Killed(DuckDBStore):
                 def add_model_event(self, event):
                     os.kill(os.getpid(), signal.SIGKILL)

@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from storage import MemoryStore
-from tlp.errors import NotFoundError
+from tlp.core.errors import NotFoundError
+from tlp.core.settings import Settings
 from tlp.registry import Registry, _register
-from tlp.settings import Settings
 
 if TYPE_CHECKING:
     from tests.conftest import ServedRegistry
@@ -30,7 +30,7 @@ def test_four_cold_processes_at_once(settings: Settings, checkpoint: Path) -> No
         from pathlib import Path
         from storage import MemoryStore
         from tlp.registry import Registry
-        from tlp.settings import Settings
+        from tlp.core.settings import Settings
         registry = Registry(Settings(home=Path(sys.argv[1])), MemoryStore())
         print(registry.register(Path(sys.argv[2]), family="x86_64"))
     """)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from storage import Actor, MemoryStore
-from tlp.errors import InvalidInputError, NotFoundError, RegistryError, RegistryUnavailableError
+from tlp.core.errors import InvalidInputError, NotFoundError, RegistryError, RegistryUnavailableError
+from tlp.core.settings import Settings
 from tlp.registry import Registry, VersionFacts, _register
-from tlp.settings import Settings
 
 if TYPE_CHECKING:
     pass
@@ -174,7 +174,7 @@ class TestStaleRuns:
             import os, signal, sys
             from pathlib import Path
             from tlp.registry import Registry, _register
-            from tlp.settings import Settings
+            from tlp.core.settings import Settings
             registry = Registry(Settings(home=Path(sys.argv[1])))
             with _register._run(registry._client, registry._experiment_id(), "killed", "one"):
                 os.kill(os.getpid(), signal.SIGKILL)

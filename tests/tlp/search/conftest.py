@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from storage import Device, DeviceState, MemoryStore, Network, NetworkTask, Workload
+from tlp.core.settings import Settings
 from tlp.programs.workloads import workload_from_module
-from tlp.settings import Settings
 
 TARGET = {"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 1}
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import multivariate_normal, spearmanr
 
+from bench.synthetic import matmul_sketch
 from storage import Sketch
 from tlp.model.inference import Pooled
 from tlp.search.adaptation import MEMORY, Adaptation, Measured, TaskAdaptation
 from tlp.search.posterior import PRIOR_DEVIATION, Posterior, Scale, squared_distances
-from tlp.training.synthetic import matmul_sketch
 
 SKETCH = matmul_sketch("w", cache_write=True)
 D = 6

@@ -11,12 +11,12 @@ import pytest
 
 from storage import MemoryStore, RunKind, RunState, Sketch
 from tests.tlp.search.runners import Interrupting
+from tlp.core.settings import Settings
 from tlp.measure import MeasureInput
 from tlp.measure.fake import FakeRunner
 from tlp.search import tuning
 from tlp.search.array_search import ArraySearch
 from tlp.search.providers import CostModelProvider, FixedScorerProvider
-from tlp.settings import Settings
 
 Items = Sequence[tuple[Sketch, Sequence[int]]]
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.synthetic import matmul_sketch
 from storage import Sketch
 from tlp.model.inference import Pooled
 from tlp.search.adaptation import Adaptation
 from tlp.search.array_scores import ArrayModel, ArrayScores
 from tlp.search.cost_model import Degraded
-from tlp.training.synthetic import matmul_sketch
 
 SKETCHES = (matmul_sketch("w", cache_write=True), matmul_sketch("w", cache_write=False))
 

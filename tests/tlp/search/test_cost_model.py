@@ -14,8 +14,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from storage import Device, DeviceState, Sketch, Workload
-from tlp._signals import held_signals
-from tlp.errors import RegistryUnavailableError
+from tlp.core.errors import RegistryUnavailableError
+from tlp.core.settings import Settings
+from tlp.core.signals import held_signals
 from tlp.language.vocabulary import Vocabulary
 from tlp.model.checkpoint import Checkpoint, Manifest
 from tlp.model.config import TLPConfig
@@ -25,7 +26,6 @@ from tlp.registry import ResolvedModel, UsableVersion
 from tlp.search.cost_model import Degraded, Scorer, ScoreScale, TLPCostModel
 from tlp.search.providers import FixedScorerProvider, RegistryProvider, open_provider
 from tlp.search.trace_reader import TraceReader
-from tlp.settings import Settings
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 Items = Sequence[tuple[Sketch, tuple[int, ...]]]

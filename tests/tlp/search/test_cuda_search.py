@@ -22,16 +22,16 @@ from tlp.felix.columns import NAMES
 from tlp.felix.symbolic import UnfitError, choose_probes, make_symbolic
 from tlp.language.arrays import Arrays, IntArray
 from tlp.language.encoder import GPU_ENCODER_VERSION, GPU_PRIMITIVES, MetaScheduleEncoder, grow_vocabulary
+from tlp.language.encoders import METASCHEDULE, default_version
 from tlp.language.limits import Limits, find_limits
 from tlp.language.rows import sketch_nests, sketch_rows
 from tlp.language.sketch import DecisionKind, parse_sketch
 from tlp.language.vocabulary import Vocabulary
 from tlp.model.config import TLPConfig
-from tlp.model.encoders import METASCHEDULE, default_version
 from tlp.model.network import MTLTLP
-from tlp.programs._tvm import make_tune_context
 from tlp.programs.space import Candidate, DesignSpace
 from tlp.programs.targets import normalise_target
+from tlp.programs.tvm import make_tune_context
 from tlp.programs.workloads import workload_from_module
 from tlp.search import array_search
 from tlp.search.array_search import ArraySearch

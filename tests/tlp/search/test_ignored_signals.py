@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from tlp import _signals
+from tlp.core import signals as _signals
 
 
 def test_a_signal_that_is_ignored_stays_ignored() -> None:

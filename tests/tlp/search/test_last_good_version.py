@@ -12,7 +12,8 @@ import mlflow
 import pytest
 
 from storage import Device, DeviceState, MemoryStore
-from tlp.errors import RegistryError
+from tlp.core.errors import RegistryError
+from tlp.core.settings import Settings
 from tlp.language.vocabulary import Vocabulary
 from tlp.measure.fake import FakeRunner
 from tlp.model.checkpoint import WEIGHTS, Checkpoint, Manifest
@@ -22,7 +23,6 @@ from tlp.registry import Registry
 from tlp.search.providers import CostModelProvider, open_provider
 from tlp.search.report import TuningProgress
 from tlp.search.tuning import tune
-from tlp.settings import Settings
 
 FAMILY, MODEL = "x86_64", "mtl-tlp-x86_64"
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from storage import CanaryState, MemoryStore, Sketch
+from tlp.core.settings import Settings
 from tlp.measure import MeasureInput
 from tlp.measure.fake import FakeRunner
 from tlp.search.providers import FixedScorerProvider, RandomProvider
 from tlp.search.tuning import tune
-from tlp.settings import Settings
 
 Items = Sequence[tuple[Sketch, tuple[int, ...]]]
 

@@ -10,13 +10,13 @@ import pytest
 
 from storage import Device, DeviceState, MemoryStore
 from tests.conftest import ServedRegistry
-from tlp import pipeline
+from tlp.core.settings import Settings
 from tlp.language.vocabulary import Vocabulary
 from tlp.model.checkpoint import Checkpoint, Manifest
 from tlp.model.config import TLPConfig
 from tlp.model.network import MTLTLP
+from tlp.pipeline import stages as pipeline
 from tlp.registry import Registry
-from tlp.settings import Settings
 
 FAMILY = "followed"
 

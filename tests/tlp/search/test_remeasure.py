@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from storage import MemoryStore, RunKind, RunState
+from tlp.core.settings import Settings
 from tlp.measure import MeasureInput, MeasureOutcome
 from tlp.measure.fake import FakeRunner
 from tlp.report import tuning
@@ -21,7 +22,6 @@ from tlp.search._session import TaskState
 from tlp.search.providers import RandomProvider
 from tlp.search.report import TuningReport
 from tlp.search.tuning import tune
-from tlp.settings import Settings
 
 
 class SecondLook(FakeRunner):

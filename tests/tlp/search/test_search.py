@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from storage import MeasurementState, Sketch, Workload
-from tlp.errors import InvalidInputError
+from tlp.core.errors import InvalidInputError
 from tlp.measure import MeasureOutcome
 from tlp.measure.fake import FakeRunner
+from tlp.measure.rows import measure_input
 from tlp.programs.space import Candidate, DesignSpace
 from tlp.search import Observation, Search
 from tlp.search.evolutionary import KnownProgram, TVMEvolutionarySearch
@@ -29,7 +30,7 @@ def space(workloads: tuple[Workload, ...], target: dict[str, Any]) -> DesignSpac
 
 def measure(search: Search, candidates: list[Candidate], space: DesignSpace) -> list[MeasureOutcome]:
     runner = FakeRunner(fail_every=3)
-    outcomes = list(runner.measure(c.to_input(space.target) for c in candidates))
+    outcomes = list(runner.measure(measure_input(c, space.target) for c in candidates))
     search.observe([Observation(c, o) for c, o in zip(candidates, outcomes, strict=True)])
     return outcomes
 

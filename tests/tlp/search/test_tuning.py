@@ -11,15 +11,15 @@ import pytest
 
 from storage import DeviceState, MeasurementBatch, MeasurementState, MemoryStore, Network, RunKind, RunState, Sketch
 from tests.tlp.search.runners import Interrupting
-from tlp.errors import AllFailedError, BusyError, InvalidInputError, UserError
+from tlp.core.errors import AllFailedError, BusyError, InvalidInputError, UserError
+from tlp.core.settings import Settings
+from tlp.fleet.runs import device_lock
 from tlp.measure import MeasureInput, MeasureOutcome
 from tlp.measure.fake import FakeRunner
-from tlp.runs import device_lock
 from tlp.search import _session
 from tlp.search.providers import CostModelProvider, FixedScorerProvider, RandomProvider
 from tlp.search.report import TuningProgress
 from tlp.search.tuning import find_resumable, tune
-from tlp.settings import Settings
 
 Items = Sequence[tuple[Sketch, tuple[int, ...]]]
 

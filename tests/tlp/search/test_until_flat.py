@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from storage import MemoryStore
+from tlp.core.settings import Settings
 from tlp.measure.fake import FakeRunner
+from tlp.pipeline.night._due import EXHAUSTED, FLAT
 from tlp.search.providers import FixedScorerProvider
 from tlp.search.report import TuningReport
 from tlp.search.tuning import tune
-from tlp.settings import Settings
-from tlp.tuning_night._due import EXHAUSTED, FLAT
 
 FLAT_ROUNDS = 3
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.synthetic import fill_store
 from storage import MemoryStore
-from tlp.settings import Settings
-from tlp.training.dataset import Dataset, build_dataset
-from tlp.training.synthetic import fill_store
+from tlp.core.settings import Settings
+from tlp.training.data.dataset import Dataset, build_dataset
 
 DEVICES = ("x86-64-v2", "x86-64-v3")
 

@@ -20,18 +20,20 @@ from typing import Any
 import torch
 
 from storage import DeviceState, RunKind, RunState, open_store
-from tlp import _faults, pipeline, runs
+from tlp.core import faults as _faults
+from tlp.core.settings import Settings
+from tlp.fleet import runs
 from tlp.model.checkpoint import Checkpoint, Manifest
 from tlp.model.config import TLPConfig
 from tlp.model.network import MTLTLP
-from tlp.registry import Registry
-from tlp.settings import Settings
-from tlp.training import kept, submit
-from tlp.training.dataset import Dataset
-from tlp.training.gate import GateVerdict
+from tlp.pipeline import stages as pipeline
+from tlp.registry import Registry, kept
+from tlp.training import submit
+from tlp.training.data.dataset import Dataset
+from tlp.training.judge.gate import GateVerdict
+from tlp.training.learn.strategy import Strategy, new_network
+from tlp.training.learn.trainer import OnEpoch, TrainOptions
 from tlp.training.retrain import run_retrain
-from tlp.training.strategy import Strategy, new_network
-from tlp.training.trainer import OnEpoch, TrainOptions
 
 DEVICE, FAMILY = "x86-64-v3", "x86_64"
 SMALL = TLPConfig(heads=(), words=64, dims=(8,), attention_heads=2, head_dims=(8,))

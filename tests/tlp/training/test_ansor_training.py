@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from bench.synthetic import fill_store
 from storage import (
     Device,
     DeviceState,
@@ -21,26 +22,25 @@ from storage import (
     MemoryStore,
     RunKind,
 )
-from tlp import pipeline
-from tlp.errors import BusyError, InvalidInputError, ModelFormatError, NotFoundError
-from tlp.evaluation import evaluate_version
+from tlp.core.errors import BusyError, InvalidInputError, ModelFormatError, NotFoundError
+from tlp.core.settings import Settings
+from tlp.exchange.ansor.importing import import_ansor
 from tlp.language.ansor_encoder import LAYOUTS, AnsorEncoder
+from tlp.language.encoders import ANSOR, METASCHEDULE, default_version, make_encoder
 from tlp.language.vocabulary import Vocabulary
 from tlp.model.checkpoint import Checkpoint
 from tlp.model.config import TLPConfig
-from tlp.model.encoders import ANSOR, METASCHEDULE, default_version, make_encoder
 from tlp.model.predictor import Predictor
-from tlp.programs.ansor_import import import_ansor
+from tlp.pipeline import stages as pipeline
+from tlp.pipeline.evaluate import evaluate_version
 from tlp.registry import Registry
+from tlp.registry.testing import FakeRegistry, assert_same_dataset
 from tlp.search.providers import open_provider
-from tlp.settings import Settings
-from tlp.training.dataset import Dataset, build_dataset, choose_language
+from tlp.training.data.dataset import Dataset, build_dataset, choose_language
 from tlp.training.decision import choose_devices, decide, model_key, new_samples
+from tlp.training.learn.strategy import JointStrategy, Strategy
+from tlp.training.learn.trainer import TrainOptions
 from tlp.training.retrain import run_retrain
-from tlp.training.strategy import JointStrategy, Strategy
-from tlp.training.synthetic import fill_store
-from tlp.training.testing import FakeRegistry, assert_same_dataset
-from tlp.training.trainer import TrainOptions
 
 DATA = Path(__file__).parents[2] / "data" / "ansor"
 AT = datetime(2025, 1, 1, tzinfo=UTC)
@@ -218,7 +218,7 @@ def test_a_family_that_cannot_be_trained_does_not_keep_the_others_from_it(
         return {"model": key}
 
     monkeypatch.setattr("tlp.training.retrain.load_champion", load)
-    monkeypatch.setattr("tlp.retraining._train_model", train)
+    monkeypatch.setattr("tlp.pipeline.train._train_model", train)
     for row in ansor.list_devices():
         assert row.endpoint == {"kind": "dataset"}  # so that all of them count
     with pytest.raises(ModelFormatError, match="weights are damaged"):

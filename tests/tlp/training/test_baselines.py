@@ -12,21 +12,14 @@ import pytest
 
 from storage import MemoryStore, Sketch
 from tests.tlp import small_fleet
-from tlp.errors import InvalidInputError
+from tlp.core.errors import InvalidInputError
 from tlp.language.sketch import LANGUAGE
 from tlp.programs.per_store import PerStoreFeatures
-from tlp.training import baselines
-from tlp.training.baselines import (
-    FeatureScorer,
-    Group,
-    MLPScorer,
-    XGBScorer,
-    held_out_groups,
-    training_groups,
-)
-from tlp.training.dataset import build_dataset
-from tlp.training.evaluate import evaluate
-from tlp.training.holdout import choose_holdout
+from tlp.training.data.dataset import build_dataset
+from tlp.training.data.holdout import choose_holdout
+from tlp.training.judge import baselines
+from tlp.training.judge.baselines import FeatureScorer, Group, MLPScorer, XGBScorer, held_out_groups, training_groups
+from tlp.training.judge.evaluate import evaluate
 
 SCORERS: list[type[FeatureScorer]] = [XGBScorer, MLPScorer]
 

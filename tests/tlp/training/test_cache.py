@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from bench.synthetic import fill_store, matmul_sketch
 from storage import (
     DuckDBStore,
     Measurement,
@@ -27,12 +28,11 @@ from storage import (
     RunKind,
     Sketch,
 )
-from tlp.errors import InvalidInputError
-from tlp.training import cache
-from tlp.training import dataset as datasets
-from tlp.training.dataset import Dataset, build_dataset, hash_rows
-from tlp.training.synthetic import fill_store, matmul_sketch
-from tlp.training.testing import assert_same_dataset
+from tlp.core.errors import InvalidInputError
+from tlp.registry.testing import assert_same_dataset
+from tlp.training.data import cache
+from tlp.training.data import dataset as datasets
+from tlp.training.data.dataset import Dataset, build_dataset, hash_rows
 
 DEVICES = ("x86-64-v2", "x86-64-v3")
 AT = datetime(2025, 1, 1, tzinfo=UTC)
@@ -242,7 +242,7 @@ BUILD = """
 import sys
 from pathlib import Path
 from storage import DuckDBStore
-from tlp.training.dataset import build_dataset
+from tlp.training.data.dataset import build_dataset
 made = build_dataset(DuckDBStore(sys.argv[1]), ("x86-64-v2", "x86-64-v3"), cache_dir=Path(sys.argv[2]))
 print(made.touched.samples)
 """

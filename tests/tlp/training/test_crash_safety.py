@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from bench.synthetic import fill_store
 from storage import open_store
-from tlp import _faults
-from tlp.settings import Settings
-from tlp.training.synthetic import fill_store
+from tlp.core import faults as _faults
+from tlp.core.settings import Settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -7,6 +7,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from bench.synthetic import fill_store, matmul_sketch
 from storage import (
     Measurement,
     MeasurementBatch,
@@ -18,10 +19,9 @@ from storage import (
     RunKind,
     Sketch,
 )
-from tlp.errors import InvalidInputError, NotFoundError
-from tlp.training.dataset import Dataset, build_dataset
-from tlp.training.holdout import choose_holdout
-from tlp.training.synthetic import fill_store, matmul_sketch
+from tlp.core.errors import InvalidInputError, NotFoundError
+from tlp.training.data.dataset import Dataset, build_dataset
+from tlp.training.data.holdout import choose_holdout
 
 DEVICES = ("x86-64-v2", "x86-64-v3")
 AT = datetime(2025, 1, 1, tzinfo=UTC)

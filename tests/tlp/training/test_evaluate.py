@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.synthetic import latency_s
 from storage import Device, MemoryStore, Sketch
-from tlp.errors import InvalidInputError
-from tlp.training.evaluate import MAX_K, RANDOM, Scorer, evaluate, expected_best
-from tlp.training.synthetic import latency_s
+from tlp.core.errors import InvalidInputError
+from tlp.training.judge.evaluate import MAX_K, RANDOM, Scorer, evaluate, expected_best
 
 DEVICES = ("x86-64-v2", "x86-64-v3")
 

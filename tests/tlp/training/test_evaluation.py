@@ -26,17 +26,17 @@ from storage import (
 from tests.conftest import copy_template
 from tests.tlp import small_fleet
 from tlp.cli import run
-from tlp.errors import ModelFormatError
-from tlp.evaluation import PREDICTOR, default_plot, evaluate_version
-from tlp.home import open_home
+from tlp.core.errors import ModelFormatError
+from tlp.core.home import open_home
+from tlp.core.settings import Settings, get_settings
 from tlp.model.checkpoint import Checkpoint
+from tlp.pipeline.evaluate import PREDICTOR, default_plot, evaluate_version
 from tlp.registry import Registry
 from tlp.report import tables
-from tlp.settings import Settings, get_settings
-from tlp.training.compare import snapshot_of
-from tlp.training.dataset import build_dataset
-from tlp.training.strategy import JointStrategy
-from tlp.training.trainer import TrainOptions
+from tlp.training.data.dataset import build_dataset
+from tlp.training.judge.compare import snapshot_of
+from tlp.training.learn.strategy import JointStrategy
+from tlp.training.learn.trainer import TrainOptions
 
 ALL = ("random", "xgb", "mlp", "single")
 
@@ -184,7 +184,7 @@ def test_what_cannot_be_done_is_refused_first(
 def test_a_plot_that_cannot_be_written_is_refused_before_anything_is_evaluated(
     home: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tlp.evaluation._evaluate_model", lambda *_: pytest.fail("evaluated"))
+    monkeypatch.setattr("tlp.pipeline.evaluate._evaluate_model", lambda *_: pytest.fail("evaluated"))
     (tmp_path / "file").touch()
     (tmp_path / "folder.png").mkdir()
     for plot in (tmp_path / "file" / "x.png", tmp_path / "folder.png", Path("/proc/x.png")):
@@ -232,7 +232,7 @@ def test_a_version_trained_elsewhere_is_compared_with_what_is_here(home: Setting
 
 def test_where_a_baseline_cannot_be_trained_it_is_left_out(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_home(home)
-    monkeypatch.setattr("tlp.training.baselines.MLP_WORKLOADS", 99)
+    monkeypatch.setattr("tlp.training.judge.baselines.MLP_WORKLOADS", 99)
     report = evaluate_version(store, home, baselines=["mlp"])
     assert set(report["devices"][small_fleet.DEVICE]) == {PREDICTOR, "random"}
     assert any("mlp left out" in note and "99" in note for note in report["notes"])
@@ -240,7 +240,7 @@ def test_where_a_baseline_cannot_be_trained_it_is_left_out(home: Settings, monke
 
 def test_nothing_to_replay_leaves_the_others(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trained, but no held-out task can be replayed: the version is still ranked on all of them."""
-    from tlp.training import compare
+    from tlp.training.judge import compare
 
     original: Callable[..., Any] = compare.held_out_groups
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from bench.synthetic import latency_s
 from storage import Device, MemoryStore, Sketch
-from tlp.settings import Settings
-from tlp.training.evaluate import EvaluationReport, PredictorResult, Scorer, TaskResult, evaluate
-from tlp.training.gate import CANDIDATE, CHAMPION, judge
-from tlp.training.synthetic import latency_s
+from tlp.core.settings import Settings
+from tlp.training.judge.evaluate import EvaluationReport, PredictorResult, Scorer, TaskResult, evaluate
+from tlp.training.judge.gate import CANDIDATE, CHAMPION, judge
 
 DEVICES = ("x86-64-v2", "x86-64-v3")
 

@@ -9,11 +9,11 @@ import polars as pl
 import pytest
 
 import tlp
+from bench.growth_law import Growth, smooth_factor
+from bench.synthetic import matmul_sketch
 from storage import MemoryStore, import_parquet
-from tlp.errors import InvalidInputError
+from tlp.core.errors import InvalidInputError
 from tlp.language.sketch import DecisionKind, parse_sketch
-from tlp.training.growth import Growth, smooth_factor
-from tlp.training.synthetic import matmul_sketch
 
 DEVICES = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlp.training.evaluate import MAX_K, PredictorResult, TaskResult
-from tlp.training.intervals import LEVEL, Resampled, draw_counts, resample, with_intervals
+from tlp.training.judge.evaluate import MAX_K, PredictorResult, TaskResult
+from tlp.training.judge.intervals import LEVEL, Resampled, draw_counts, resample, with_intervals
 
 SECONDS = st.floats(1e-6, 1.0)
 

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 import torch
 
+from bench.synthetic import fill_store
 from storage import MemoryStore
 from tests.tlp.training.test_retrain import HELD, OPTIONS, SMALL
-from tlp.errors import ModelFormatError
+from tlp.core.errors import ModelFormatError
+from tlp.core.settings import Settings
 from tlp.model.checkpoint import Checkpoint
 from tlp.model.config import TLPConfig
-from tlp.settings import Settings
-from tlp.training import kept
-from tlp.training.dataset import Dataset
-from tlp.training.gate import CANDIDATE
+from tlp.registry import kept
+from tlp.registry.testing import FakeRegistry
+from tlp.training.data.dataset import Dataset
+from tlp.training.judge.gate import CANDIDATE
+from tlp.training.learn.strategy import JointStrategy, Strategy
+from tlp.training.learn.trainer import OnEpoch, TrainOptions
 from tlp.training.retrain import RetrainResult, run_retrain
-from tlp.training.strategy import JointStrategy, Strategy
-from tlp.training.synthetic import fill_store
-from tlp.training.testing import FakeRegistry
-from tlp.training.trainer import OnEpoch, TrainOptions
 
 TRAINED, OTHER = "x86-64-v3", "x86-64-v2"
 

@@ -12,17 +12,16 @@ from threading import Thread
 import mlflow
 import pytest
 
+from bench.synthetic import fill_store
 from storage import MemoryStore
 from tests.conftest import copy_template
 from tests.tlp.training.crashing import DEVICE, FAMILY, Untrained
-from tlp import _child
-from tlp.errors import RegistryUnavailableError
-from tlp.registry import Registry, _register
+from tlp.core import child as _child
+from tlp.core.errors import RegistryUnavailableError
+from tlp.core.settings import Settings
+from tlp.registry import Registry, _register, kept
 from tlp.services import _commands, _processes
-from tlp.settings import Settings
-from tlp.training import kept
 from tlp.training.retrain import run_retrain, submit_kept
-from tlp.training.synthetic import fill_store
 
 
 def start_server(home: Settings, port: int) -> _processes.Service:

@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import torch
 
+from bench.synthetic import fill_store
 from storage import DeviceState, MemoryStore
-from tlp.errors import ModelFormatError, NotFoundError
+from tlp.core.errors import ModelFormatError, NotFoundError
+from tlp.core.settings import Settings
 from tlp.language.encoder import ENCODER_VERSION
 from tlp.model.checkpoint import CONFIG, Checkpoint, Manifest
 from tlp.model.config import TLPConfig
-from tlp.settings import Settings
+from tlp.registry.testing import FakeRegistry
 from tlp.training import retrain
-from tlp.training.dataset import Dataset
+from tlp.training.data.dataset import Dataset
+from tlp.training.learn.strategy import JointStrategy, Strategy
+from tlp.training.learn.trainer import OnEpoch, TrainOptions
 from tlp.training.retrain import choose_devices, decide, run_retrain
-from tlp.training.strategy import JointStrategy, Strategy
-from tlp.training.synthetic import fill_store
-from tlp.training.testing import FakeRegistry
-from tlp.training.trainer import OnEpoch, TrainOptions
 
 SMALL = TLPConfig(heads=(), words=64, dims=(32, 64), attention_heads=4, head_dims=(32,))
 OPTIONS = {"workloads_per_network": 6, "programs": 32, "networks": ("a", "b", "c", "held", "held2")}

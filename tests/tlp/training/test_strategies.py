@@ -10,17 +10,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.synthetic import fill_store
 from storage import MemoryStore
-from tlp.errors import InvalidInputError
+from tlp.core.errors import InvalidInputError
 from tlp.model.checkpoint import Checkpoint
 from tlp.model.config import TLPConfig
 from tlp.model.nearest import nearest_head, rank_correlations
-from tlp.training.dataset import Dataset, build_dataset
-from tlp.training.incremental import RECIPES, STRATEGIES, IncrementalStrategy, make_strategy
-from tlp.training.strategy import JointStrategy, teach, warm_start
-from tlp.training.subset import only, sampled, with_labels
-from tlp.training.synthetic import fill_store
-from tlp.training.trainer import TrainOptions
+from tlp.training.data.dataset import Dataset, build_dataset
+from tlp.training.data.subset import only, sampled, with_labels
+from tlp.training.learn.incremental import RECIPES, STRATEGIES, IncrementalStrategy, make_strategy
+from tlp.training.learn.strategy import JointStrategy, teach, warm_start
+from tlp.training.learn.trainer import TrainOptions
 
 SMALL = TLPConfig(heads=(), words=64, dims=(16, 32), attention_heads=4, head_dims=(16,))
 OPTIONS = TrainOptions(epochs=4, batch_lists=2, learning_rate=4e-3, seed=3, threads=1)

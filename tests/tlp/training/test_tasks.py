@@ -6,11 +6,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from bench.synthetic import fill_store
 from storage import Device, DeviceState, MemoryStore, RoundQuality, RunKind, RunState
+from tlp.core.settings import Settings
 from tlp.model.checkpoint import Manifest
-from tlp.settings import Settings
 from tlp.training.decision import decide
-from tlp.training.synthetic import fill_store
 from tlp.training.tasks import MAX_AUXILIARIES, Role, choose_devices, choose_tasks
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from tlp.errors import InvalidInputError
+from tlp.core.errors import InvalidInputError
 from tlp.language.vocabulary import Vocabulary
 from tlp.model.config import TLPConfig
 from tlp.model.network import MTLTLP
 from tlp.model.predictor import Predictor
 from tlp.model.shards import split_evenly
-from tlp.training import trainer
-from tlp.training.dataset import Dataset
-from tlp.training.dropout import OwnDropout
-from tlp.training.strategy import JointStrategy, warm_start
-from tlp.training.trainer import EpochReport, TrainingRun, TrainOptions, _Source
+from tlp.training.data.dataset import Dataset
+from tlp.training.learn import trainer
+from tlp.training.learn.dropout import OwnDropout
+from tlp.training.learn.strategy import JointStrategy, warm_start
+from tlp.training.learn.trainer import EpochReport, TrainingRun, TrainOptions, _Source
 
 SMALL = TLPConfig(heads=(), words=64, dims=(16, 32), attention_heads=4, head_dims=(16,))
 TORCH_DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.cuda)] if torch.cuda.is_available() else [])]

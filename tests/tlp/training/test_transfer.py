@@ -10,12 +10,13 @@ import pytest
 from storage import Measurement, MeasurementState, MemoryStore, RunKind, RunState, stable_id
 from tests.tlp import small_fleet
 from tests.tlp.small_fleet import TARGET, candidates, latency_s, workload
-from tlp.settings import Settings
-from tlp.training import saturation, transfer
-from tlp.training.dataset import Dataset, build_dataset
+from tlp.core.settings import Settings
+from tlp.search.guide import fit_guide, guide_from_store
+from tlp.training import saturation
+from tlp.training.data import transfer
+from tlp.training.data.dataset import Dataset, build_dataset
+from tlp.training.data.transfer import fill_from_relatives
 from tlp.training.decision import decide
-from tlp.training.guide import fit_guide, guide_from_store
-from tlp.training.transfer import fill_from_relatives
 
 PROGRAMS = 14
 
@@ -101,7 +102,7 @@ def test_a_guide_ranks_for_a_device_without_samples(whole: Dataset) -> None:
     guide = fit_guide(none, "near")
     assert guide is not None
     assert guide.programs == 0
-    from tlp.training.surrogate import profiles_of
+    from tlp.training.learn.surrogate import profiles_of
 
     scores, spread = guide.surrogate.predict(profiles_of(whole))
     assert np.corrcoef(scores, whole.labels[:, 1])[0, 1] > 0.5

@@ -1,0 +1,89 @@
+"""A search by gradient whose model is lost: another version stands in, or the run goes on with the one it has."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+import torch
+
+from storage import Device, DeviceState, MemoryStore
+from tlp.core.errors import ModelFormatError
+from tlp.core.settings import Settings
+from tlp.felix.checkpoint import FelixCheckpoint
+from tlp.felix.config import FEATURE_VERSION, KIND, FelixConfig
+from tlp.felix.network import FelixNetwork
+from tlp.model.checkpoint import MANIFEST, Manifest
+from tlp.registry import Registry
+from tlp.search.providers import open_provider
+
+KEY = "felix-x86_64"
+
+
+@pytest.fixture
+def registry(store: MemoryStore, mlflow_settings: Settings, tmp_path: Path) -> Registry:
+    """Two versions, the second the champion."""
+    made = Registry(mlflow_settings, store)
+    for seed in range(2):
+        torch.manual_seed(seed)
+        config = FelixConfig(("a",), dims=(8,))
+        manifest = Manifest("x86_64", FEATURE_VERSION, ("a",), {}, {"a": 1}, 1, (), "joint", None, (0,), kind=KIND)
+        folder = FelixCheckpoint(config, manifest, FelixNetwork(config).state_dict()).save(tmp_path / str(seed))
+        made.promote(KEY, made.register(folder, family=KEY), reason="passed the gate")
+    return made
+
+
+@pytest.fixture
+def device(target: dict[str, Any]) -> Device:
+    return Device("c", target, "x86_64", 1, {}, {"kind": "fake"}, DeviceState.SERVING, datetime.now(UTC))
+
+
+def move_to_another_family(registry: Registry, version: int) -> None:
+    path = registry.resolve(KEY, ref=version).checkpoint_dir / MANIFEST
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"family": "arm64"}))
+
+
+def test_a_version_without_a_head_that_may_stand_in_is_passed_over(
+    registry: Registry, device: Device, small: Settings
+) -> None:
+    move_to_another_family(registry, 2)
+    provider = open_provider("random", device, small, registry)
+    provider.felix()
+    stands_in = "Felix's model has no head for c: that of a stands in"
+    assert provider.notices[0] == stands_in and "version 1, the last good one" in provider.notices[1]
+    assert len(provider.notices) == 2
+
+    move_to_another_family(registry, 1)
+    provider = open_provider("random", device, small, registry)
+    with pytest.raises(ModelFormatError, match="needs Felix's cost model") as raised:
+        provider.felix()
+    assert raised.value.next_command == "tlp train --device c --model felix"
+
+
+def test_a_run_goes_on_when_the_model_is_deleted_and_says_so(
+    registry: Registry, device: Device, small: Settings
+) -> None:
+    provider = open_provider("random", device, small, registry)
+    before = provider.felix()
+    uri = registry._settings.mlflow_tracking_uri
+    mlflow.MlflowClient(uri, uri).delete_registered_model(registry.model_name(KEY))
+    assert provider.felix() is before and provider.felix() is before
+    assert ["going on with version 2" in said for said in provider.notices] == [False, True]
+
+
+def test_a_run_goes_on_when_looking_up_the_model_fails(
+    registry: Registry, device: Device, small: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider = open_provider("random", device, small, registry)
+    before = provider.felix()
+
+    def broken(*_args: object) -> None:
+        raise ValueError("a fault")
+
+    monkeypatch.setattr(registry, "usable", broken)
+    assert provider.felix() is before
+    assert any("a fault" in said for said in provider.notices)

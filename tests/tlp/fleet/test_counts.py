@@ -1,0 +1,25 @@
+"""The command that gets a device more samples, ready to be pasted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from storage import Network
+from tests.tlp.pipeline import night_fleet
+from tlp.fleet.counts import more_held_out
+
+
+def test_held_out_samples_come_from_the_first_network_that_can_be_compiled(night_store):
+    board = replace(night_fleet.device("board"), endpoint={"kind": "local"})
+    (tasks,) = {network.tasks for network in night_store.list_networks() if network.name == "one"}
+
+    def network(name: str, *, held: bool, source: str = "builtin:x") -> Network:
+        return Network(name, held, source, datetime.now(UTC), tasks)
+
+    starter = network("a_starter", held=True, source="dataset:starter")
+    there = [starter, network("b", held=False), network("c", held=True), network("d", held=True)]
+    assert more_held_out(board, there) == "tlp measure board --samples 200 --network c"
+    assert more_held_out(board, [starter]) == "tlp network add bert_tiny --builtin bert_tiny"
+    assert more_held_out(board, there[1:2]) == "tlp measure board --samples 200"
+    assert more_held_out(night_fleet.device("platform", "dataset"), there) == "tlp import --help"

@@ -1,0 +1,322 @@
+"""Runs get closed and locks hold, also when processes are killed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from storage import Device, DeviceState, DuckDBStore, MemoryStore, RunKind, RunState
+from tlp.core import processes as _process
+from tlp.core.errors import BusyError, DeviceError, InvalidInputError, UserError
+from tlp.core.settings import Settings
+from tlp.fleet import runs
+from tlp.training.submit import mark_serving
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    store = MemoryStore()
+    add_device(store, "cpu0")
+    return store
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(home=tmp_path)
+
+
+def add_device(store: MemoryStore | DuckDBStore, name: str, state: DeviceState = DeviceState.ENROLLED) -> None:
+    target = {"kind": "llvm", "num-cores": 1}
+    store.add_device(
+        Device(name, target, "x86_64", 10, {}, {"kind": "local"}, state, datetime.now(UTC)), reason="enrolled"
+    )
+
+
+def dead_owner() -> dict[str, object]:
+    """The identity of a process that has ended."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        owner = _process.identity(process.pid)
+        process.communicate()
+    return owner
+
+
+# -- how a run ends ------------------------------------------------------------------------------------------
+def test_a_run_is_running_and_then_done(store: MemoryStore) -> None:
+    with runs.open_run(store, RunKind.MEASURE, device="cpu0", params={"samples": 3}) as run:
+        row = store.get_run(run.run_id)
+        assert row.state is RunState.RUNNING
+        assert row.owner == _process.identity()
+        run.result = {"ok": 3}
+    row = store.get_run(run.run_id)
+    assert (row.state, row.result, row.params, row.device) == (RunState.DONE, {"ok": 3}, {"samples": 3}, "cpu0")
+
+
+def test_a_skipped_run_says_why(store: MemoryStore) -> None:
+    with runs.open_run(store, RunKind.TRAIN) as run:
+        run.skip("no new samples")
+    row = store.get_run(run.run_id)
+    assert (row.state, row.reason) == (RunState.SKIPPED, "no new samples")
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "reason"),
+    [
+        (DeviceError("cpu0 is on fire"), RunState.FAILED, "cpu0 is on fire"),
+        (ValueError("two\nlines"), RunState.FAILED, "ValueError: two lines"),
+        (KeyboardInterrupt(), RunState.INTERRUPTED, "Ctrl-C (SIGINT)"),
+        (SystemExit(3), RunState.INTERRUPTED, "SystemExit: 3"),
+    ],
+)
+def test_an_exception_closes_the_run_and_goes_on(
+    store: MemoryStore, error: BaseException, state: RunState, reason: str
+) -> None:
+    with pytest.raises(type(error)), runs.open_run(store, RunKind.TUNE) as run:
+        run.result = {"trials": 7}
+        raise error
+    row = store.get_run(run.run_id)
+    assert (row.state, row.reason, row.result) == (state, reason, {"trials": 7})
+
+
+def test_a_store_that_fails_at_the_end_does_not_hide_the_error(store: MemoryStore) -> None:
+    with pytest.raises(ValueError, match="the news") as caught, runs.open_run(store, RunKind.TUNE) as run:
+        store.finish_run(run.run_id, RunState.DONE, "closed by somebody else")
+        raise ValueError("the news")
+    assert "could not be closed" in caught.value.__notes__[0]
+
+
+def test_sigterm_interrupts_and_the_handler_is_put_back(store: MemoryStore) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), runs.open_run(store, RunKind.TRAIN) as outer:  # noqa: SIM117 - nested runs
+        with runs.open_run(store, RunKind.EVALUATE) as inner:
+            signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
+    for run in (outer, inner):
+        row = store.get_run(run.run_id)
+        assert (row.state, row.reason) == (RunState.INTERRUPTED, "SIGTERM")
+
+
+def test_runs_in_other_threads(store: MemoryStore) -> None:
+    states = []
+
+    def body() -> None:
+        with runs.open_run(store, RunKind.TRAIN) as run:
+            pass
+        states.append(store.get_run(run.run_id).state)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    assert states == [RunState.DONE]
+
+
+# -- reaping -------------------------------------------------------------------------------------------------
+def test_reap_closes_runs_of_dead_processes_only(store: MemoryStore) -> None:
+    dead = store.start_run(RunKind.MEASURE, device="cpu0", params={}, owner=dead_owner())
+    elsewhere = store.start_run(RunKind.TRAIN, device=None, params={}, owner=dead_owner() | {"host": "other-host"})
+    with runs.open_run(store, RunKind.TUNE) as alive:
+        assert runs.reap(store) == [dead]
+        assert store.get_run(alive.run_id).state is RunState.RUNNING
+    assert store.get_run(dead).state is RunState.CRASHED
+    assert store.get_run(elsewhere).state is RunState.RUNNING
+    assert runs.reap(store) == []
+
+
+def test_a_pid_that_is_used_again_is_another_process(store: MemoryStore) -> None:
+    owner = _process.identity() | {"create_time": 1.0}
+    run_id = store.start_run(RunKind.MEASURE, device=None, params={}, owner=owner)
+    assert runs.reap(store) == [run_id]
+
+
+@pytest.mark.parametrize("rest", [DeviceState.ENROLLED, DeviceState.SERVING])
+@pytest.mark.parametrize("busy", [DeviceState.MEASURING, DeviceState.TRAINING])
+def test_reap_puts_a_device_left_busy_back(store: MemoryStore, rest: DeviceState, busy: DeviceState) -> None:
+    store.set_device_state("cpu0", rest, "promoted")
+    store.start_run(RunKind.BOOTSTRAP, device="cpu0", params={}, owner=dead_owner())
+    store.set_device_state("cpu0", busy, "run")
+    runs.reap(store)
+    assert store.get_device("cpu0").state is rest
+
+
+def test_reap_leaves_a_device_at_work_alone(store: MemoryStore) -> None:
+    with (
+        runs.open_run(store, RunKind.MEASURE, device="cpu0"),
+        runs.device_activity(store, "cpu0", DeviceState.MEASURING, "run"),
+    ):
+        runs.reap(store)
+        assert store.get_device("cpu0").state is DeviceState.MEASURING
+    assert store.get_device("cpu0").state is DeviceState.ENROLLED
+
+
+@pytest.mark.parametrize("busy", [DeviceState.MEASURING, DeviceState.TRAINING])
+def test_no_work_starts_on_a_device_that_was_just_retired(store: MemoryStore, busy: DeviceState) -> None:
+    store.set_device_state("cpu0", DeviceState.RETIRED, "sold")
+    with (
+        pytest.raises(UserError, match=r"is retired since .*\(sold\)") as caught,
+        runs.device_activity(store, "cpu0", busy, "run"),
+    ):
+        pytest.fail("the body ran")
+    assert caught.value.next_command == "tlp device resume cpu0"
+    assert store.get_device("cpu0").state is DeviceState.RETIRED
+
+
+class RetiredInBetween(MemoryStore):
+    """A person retires the device right after the next look at it."""
+
+    armed = False
+
+    def get_device(self, name: str) -> Device:
+        found = super().get_device(name)
+        self._retire()
+        return found
+
+    def list_devices(self) -> list[Device]:
+        found = super().list_devices()
+        self._retire()
+        return found
+
+    def _retire(self) -> None:
+        if self.armed:
+            self.armed = False
+            self.set_device_state("cpu0", DeviceState.RETIRED, "sold")
+
+
+def test_a_person_retires_between_the_look_and_the_step() -> None:
+    store = RetiredInBetween()
+    add_device(store, "cpu0")
+    with runs.device_activity(store, "cpu0", DeviceState.MEASURING, "run"):
+        store.armed = True
+    assert store.get_device("cpu0").state is DeviceState.RETIRED
+
+    store = RetiredInBetween()
+    add_device(store, "cpu0")
+    store.set_device_state("cpu0", DeviceState.MEASURING, "run")
+    store.armed = True
+    runs.reap(store)
+    assert store.get_device("cpu0").state is DeviceState.RETIRED
+
+    store = RetiredInBetween()
+    add_device(store, "cpu0")
+    store.armed = True
+    mark_serving(store, ["cpu0"], "promoted")
+    assert store.get_device("cpu0").state is DeviceState.RETIRED
+    runs.resume(store, "cpu0", "bought back")
+    assert store.get_device("cpu0").state is DeviceState.ENROLLED
+
+
+def test_an_activity_leaves_a_state_that_its_body_set(store: MemoryStore) -> None:
+    with runs.device_activity(store, "cpu0", DeviceState.TRAINING, "run"):
+        store.set_device_state("cpu0", DeviceState.SERVING, "promoted")
+    assert store.get_device("cpu0").state is DeviceState.SERVING
+
+
+# -- locks ---------------------------------------------------------------------------------------------------
+def test_a_lock_nests_in_one_thread_and_is_free_afterwards(settings: Settings) -> None:
+    for _ in range(2):
+        with runs.device_lock(settings, "cpu0"), runs.device_lock(settings, "cpu0"):
+            pass
+    with runs.device_lock(settings, "cpu0"), runs.device_lock(settings, "cpu1"), runs.train_lock(settings, "x86_64"):
+        pass
+
+
+def test_another_thread_is_somebody_else(settings: Settings) -> None:
+    outcome: list[BaseException] = []
+
+    def other() -> None:
+        try:
+            with runs.device_lock(settings, "cpu0"):
+                pass
+        except BusyError as exc:
+            outcome.append(exc)
+
+    with runs.device_lock(settings, "cpu0"):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    assert len(outcome) == 1
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "locks").write_text("a file where a folder should be")
+    with pytest.raises(InvalidInputError, match="cannot be written"), runs.device_lock(Settings(home=tmp_path), "cpu0"):
+        pass
+
+
+# -- real processes ------------------------------------------------------------------------------------------
+CHILD = """
+import sys, time
+from pathlib import Path
+from storage import DeviceState, DuckDBStore, RunKind
+from tlp import runs
+from tlp.core.settings import Settings
+settings = Settings(home=Path(sys.argv[1]))
+store = DuckDBStore(settings.store_path)
+with (
+    runs.device_lock(settings, "cpu0"),
+    runs.open_run(store, RunKind.MEASURE, device="cpu0") as run,
+    runs.device_activity(store, "cpu0", DeviceState.MEASURING, "run"),
+):
+    print(run.run_id, flush=True)
+    time.sleep(120)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "state"),
+    [
+        (signal.SIGINT, RunState.INTERRUPTED),
+        (signal.SIGTERM, RunState.INTERRUPTED),
+        (signal.SIGKILL, RunState.CRASHED),
+    ],
+)
+def test_a_killed_process_leaves_nothing_behind(settings: Settings, number: signal.Signals, state: RunState) -> None:
+    store = DuckDBStore(settings.store_path)
+    add_device(store, "cpu0")
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(settings.home)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        run_id = child.stdout.readline().strip()
+        with pytest.raises(BusyError, match=f"by process {child.pid} on"), runs.device_lock(settings, "cpu0"):
+            pass
+        child.send_signal(number)
+        child.wait(timeout=30)
+    runs.reap(store)
+    assert store.get_run(run_id).state is state
+    assert store.get_device("cpu0").state is DeviceState.ENROLLED
+    with runs.device_lock(settings, "cpu0"):
+        pass
+
+
+def test_overlapping_work_leaves_the_device_in_no_state_of_work(store):
+    training = runs.device_activity(store, "cpu0", DeviceState.TRAINING, "a")
+    measuring = runs.device_activity(store, "cpu0", DeviceState.MEASURING, "b")
+    training.__enter__()
+    measuring.__enter__()
+    training.__exit__(None, None, None)
+    measuring.__exit__(None, None, None)
+    assert store.get_device("cpu0").state is DeviceState.ENROLLED
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_ctrl_c_while_the_row_is_closed_does_not_leave_it_open(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    finish = MemoryStore.finish_run
+
+    def interrupted(self: MemoryStore, *args: object) -> None:
+        signal.raise_signal(number)
+        finish(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(MemoryStore, "finish_run", interrupted)
+    with pytest.raises(KeyboardInterrupt), runs.open_run(store, RunKind.MEASURE, device="cpu0"):
+        signal.raise_signal(signal.SIGINT)
+    assert store.list_runs()[0].state is RunState.INTERRUPTED

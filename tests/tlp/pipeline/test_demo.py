@@ -1,0 +1,102 @@
+"""The demo's small settings and its last table; the whole demo is `make demo`."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import uuid
+from datetime import UTC, datetime
+
+import pytest
+
+from storage import (
+    Device,
+    DeviceState,
+    Measurement,
+    MeasurementBatch,
+    MeasurementState,
+    MemoryStore,
+    Network,
+    NetworkTask,
+    Program,
+    RunKind,
+    Sketch,
+    Workload,
+)
+from tlp.core import processes as _process
+from tlp.core.settings import get_settings
+from tlp.pipeline import demo
+from tlp.report import summary_plot
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch, tmp_path):
+    monkeypatch.setenv("TLP_HOME", str(tmp_path))
+    get_settings.cache_clear()
+    yield
+    get_settings.cache_clear()
+
+
+def test_small_settings_hold_for_the_body_and_give_way_to_a_persons(monkeypatch):
+    plan = demo.DemoPlan(settings={"train_epochs": 3, "tune_population": 64})
+    monkeypatch.setenv("TLP_TRAIN_EPOCHS", "7")
+    get_settings.cache_clear()
+    with demo.small_settings(plan):
+        assert (get_settings().train_epochs, get_settings().tune_population) == (7, 64)
+        assert os.environ["TLP_TUNE_POPULATION"] == "64"  # child processes see it too
+    assert get_settings().tune_population == 2048
+    assert "TLP_TUNE_POPULATION" not in os.environ
+
+
+def test_every_setting_of_the_plan_exists():
+    assert set(demo.DemoPlan().settings) <= set(type(get_settings()).model_fields)
+    assert demo.DemoPlan().tuned_network in demo.DemoPlan().networks
+
+
+def test_the_starter_data_is_there():
+    assert (demo.starter_dir() / "manifest.json").is_file()
+
+
+def test_the_tuning_curve_starts_when_every_task_has_a_latency():
+    store = MemoryStore()
+    workloads = [Workload.make(name, f"{{{name}}}", "1", {}) for name in "ab"]
+    tasks = tuple(NetworkTask(w.workload_id, w.name, weight) for w, weight in zip(workloads, (2, 1), strict=True))
+    store.add_network(Network("net", False, "test", datetime.now(UTC), tasks), workloads)
+    target = {"kind": "llvm", "mcpu": "x86-64-v2", "num-cores": 1}
+    kind = {"kind": "fake"}
+    store.add_device(Device("cpu", target, "x86_64", 1, {}, kind, DeviceState.ENROLLED, datetime.now(UTC)), "test")
+    sketches = [Sketch.make(w.workload_id, "metaschedule", "[]", 1) for w in workloads]
+
+    def measure(run_id: str, task: int, latencies: list[float | None]) -> None:
+        for latency in latencies:
+            program = Program.make(sketches[task], [next(numbers)])
+            state = MeasurementState.RUN_ERROR if latency is None else MeasurementState.OK
+            seconds = () if latency is None else (latency,)
+            error = "no" if latency is None else None
+            row = Measurement(
+                uuid.uuid4().hex, program.program_id, "cpu", run_id, datetime.now(UTC), state, seconds, latency, error
+            )
+            store.add_measurements(MeasurementBatch(sketches, [program], [row]))
+
+    numbers = itertools.count()
+    before, run_id = (store.start_run(RunKind.TUNE, device="cpu", params={}, owner=_process.identity()) for _ in "ab")
+    measure(before, 0, [3.0])
+    measure(run_id, 1, [None, 5.0])
+    measure(run_id, 0, [4.0, 1.0])
+    assert demo.tuning_curve(store, "net", "cpu", run_id) == ([2, 3, 4], [11.0, 11.0, 7.0])
+    measure(before, 1, [2.0])  # somebody else's, after the run
+    assert demo.tuning_curve(store, "net", "cpu", run_id)[1][-1] == 7.0
+    assert demo.tuning_curve(store, "net", "cpu", "nosuch") == ([], [])
+
+
+def test_the_plot_is_a_png(tmp_path):
+    path = summary_plot.draw(
+        tmp_path / "new" / "demo.png",
+        device="cpu",
+        network="net",
+        predictors={"mtl-tlp": {"curve": [0.5, 0.8]}, "random": {"curve": [0.2, 0.4]}},
+        trials=[10, 20],
+        estimates_s=[3e-3, 2e-3],
+        latencies_s={"untuned": 3e-3, "tuned": 2e-3},
+    )
+    assert path.read_bytes().startswith(b"\x89PNG")

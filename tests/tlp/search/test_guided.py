@@ -1,0 +1,132 @@
+"""Guided samplers on real design spaces; the runner is the shipped fake."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from storage import MemoryStore, RunKind, Sketch
+from tests.tlp.measure.test_session import SETTINGS, TARGET, fill, workloads
+from tlp.core.errors import InvalidInputError
+from tlp.core.settings import Settings
+from tlp.fleet import runs
+from tlp.measure._types import Sampler
+from tlp.measure.fake import FakeRunner
+from tlp.measure.session import measure_device
+from tlp.pipeline import stages as pipeline
+from tlp.search.choose import SAMPLERS, open_sampler, require_sampler
+from tlp.search.guided import EvolutionarySampler, SelectiveSampler
+from tlp.search.samplers import RandomSampler
+from tlp.search.selection import Weights, standardise
+from tlp.training.learn.surrogate import ProfileReader, read_many
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    store = MemoryStore()
+    fill(store)
+    return store
+
+
+def measure(store: MemoryStore, sampler: Sampler, samples: int) -> None:
+    with runs.open_run(store, RunKind.MEASURE, device="cpu0") as run, FakeRunner() as runner:
+        report = measure_device(
+            store, "cpu0", samples=samples, run_id=run.run_id, sampler=sampler, settings=SETTINGS, runner=runner
+        )
+    assert report.ok == samples
+
+
+def by_last(programs: Sequence[tuple[Sketch, Sequence[int]]]) -> np.ndarray:
+    """A model that likes large numbers at the end."""
+    return np.array([float(np.sum(row[-4:])) for _, row in programs])
+
+
+def test_selected_programs_are_new_and_spread_over_workloads(store: MemoryStore) -> None:
+    sampler = SelectiveSampler(store, "cpu0", [], TARGET, 1, pool=64)
+    measure(store, sampler, 12)
+    measure(store, sampler, 8)
+    frame = store.measurements(device="cpu0")
+    assert frame["program_id"].n_unique() == frame.height == 20
+    assert set(Counter(frame["workload_id"]).values()) == {10}
+
+
+def test_programs_chosen_by_distance_are_farther_apart_than_random_ones(store: MemoryStore) -> None:
+    (workload, *_) = workloads()
+    sampler = SelectiveSampler(store, "cpu0", [], TARGET, 1, pool=128, weights=Weights())
+    chosen = sampler.propose(workload, 8, set())
+    drawn = RandomSampler(TARGET, 1).propose(workload, 8, set())
+    assert len({c.program.program_id for c in chosen}) == 8
+    both = read_many(ProfileReader(), [(c.sketch, c.program.decisions) for c in (*chosen, *drawn)])
+    points = standardise(both)
+
+    def nearest(part: np.ndarray) -> float:
+        apart = np.sqrt(((part[:, None] - part[None]) ** 2).sum(axis=2)) + 1e9 * np.eye(len(part))
+        return float(apart.min(axis=1).mean())
+
+    assert nearest(points[:8]) > nearest(points[8:])
+
+
+def test_what_relatives_measured_comes_first(store: MemoryStore) -> None:
+    from storage.testing import example_device
+
+    measure(store, RandomSampler(TARGET, 5), 16)
+    store.add_device(example_device("cpu1", target=TARGET, min_samples=10), reason="enrolled")
+    (workload, *_) = workloads()
+    shared = store.measured_program_ids("cpu0", workload.workload_id)
+    sampler = SelectiveSampler(store, "cpu1", ["cpu0"], TARGET, 1, pool=64)
+    found = {c.program.program_id for c in sampler.propose(workload, 6, set())}
+    assert len(found) == 6
+    assert found <= shared
+    more = sampler.propose(workload, 6, shared)  # there is nothing left to share
+    assert len(more) == 6
+    assert not {c.program.program_id for c in more} & shared
+
+
+def test_the_guide_is_trained_as_samples_come_in(store: MemoryStore) -> None:
+    sampler = SelectiveSampler(store, "cpu0", [], TARGET, 1, pool=32)
+    (workload, *_) = workloads()
+    sampler.propose(workload, 2, set())
+    assert sampler._guide is None
+    measure(store, RandomSampler(TARGET, 5), 80)
+    sampler.propose(workload, 64, store.measured_program_ids("cpu0", workload.workload_id))
+    assert sampler._fitted_at == 80
+
+
+def test_a_search_finds_what_the_model_likes(store: MemoryStore) -> None:
+    (workload, *_) = workloads()
+    found = EvolutionarySampler(by_last, TARGET, 1, pool=64, random_share=0.0).propose(workload, 6, set())
+    drawn = RandomSampler(TARGET, 1).propose(workload, 32, set())
+
+    def liked(candidates: list) -> float:
+        return float(by_last([(c.sketch, c.program.decisions) for c in candidates]).mean())
+
+    assert len({c.program.program_id for c in found}) == 6
+    assert liked(found) > liked(drawn)
+
+
+def test_a_tiny_space_ends(store: MemoryStore) -> None:
+    tiny = workloads()[2]
+    for sampler in (SelectiveSampler(store, "cpu0", [], TARGET, 1), EvolutionarySampler(by_last, TARGET, 1)):
+        measured: set[str] = set()
+        for _ in range(40):
+            fresh = {c.program.program_id for c in sampler.propose(tiny, 8, measured)}
+            assert not fresh & measured
+            measured |= fresh
+            if not fresh:
+                break
+        assert not fresh
+        assert measured
+
+
+def test_samplers_by_name(store: MemoryStore, mlflow_settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    device = store.get_device("cpu0")
+    made = {name: open_sampler(store, mlflow_settings, device, name) for name in SAMPLERS}
+    assert isinstance(made["select"], SelectiveSampler)
+    assert type(made["random"]) is type(made["evolutionary"]) is RandomSampler  # there is no champion
+    assert "drawn at random" in capsys.readouterr().err
+    with pytest.raises(InvalidInputError, match="bogus"):
+        require_sampler("bogus", "cpu0", 3)
+    assert pipeline.DEFAULT_SAMPLER in SAMPLERS

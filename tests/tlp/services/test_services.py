@@ -1,0 +1,339 @@
+"""Real servers and real kills; and the parts of the services that need neither."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tlp import services
+from tlp.core import child as _child
+from tlp.core.errors import ServiceError, UserError
+from tlp.core.settings import Settings
+from tlp.registry import Registry
+from tlp.services import _commands, _processes, _state, _updown
+
+
+def processes_of(home: Path) -> list[psutil.Process]:
+    """Living processes, this one aside, that have the home on their command line or as their working directory."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if process.cwd() == str(home) or any(str(home) in word for word in process.cmdline()):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float) -> bool:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+@pytest.fixture
+def ports(mlflow_settings: Settings) -> Iterator[Settings]:
+    chosen = mlflow_settings.model_copy(
+        update={"mlflow_port": _processes.free_port(), "prefect_port": _processes.free_port()}
+    )
+    yield chosen
+    services.down(chosen)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_up_twice_then_down(ports: Settings) -> None:
+    progress: list[tuple[str, str]] = []
+    view = services.up(ports, lambda name, what: progress.append((name, what)))
+
+    assert [s.name for s in view.services] == ["mlflow", "prefect", "worker"]
+    assert all(s.alive and not s.exposed for s in view.services)
+    assert view.warnings() == []
+    assert httpx.get(f"{view.mlflow_url}/health", trust_env=False).text == "OK"
+    assert httpx.get(f"{view.prefect_api_url}/health", trust_env=False).json() is True
+    pool = httpx.get(f"{view.prefect_api_url}/work_pools/{services.POOL}", trust_env=False).json()
+    assert pool["type"] == "process"
+    assert {name for name, what in progress if what == "starting"} == {"mlflow", "prefect", "worker"}
+    assert services.prefect_env(ports)["PREFECT_API_URL"] == view.prefect_api_url
+
+    # What is registered directly is on the server's page, in the same files.
+    Registry(ports).ensure()
+    answer = httpx.get(
+        f"{view.mlflow_url}/api/2.0/mlflow/experiments/get-by-name", params={"experiment_name": "tlp"}, trust_env=False
+    )
+    assert answer.json()["experiment"]["artifact_location"] == (ports.mlflow_dir / "artifacts").as_uri()
+
+    assert services.up(ports) == view
+
+    # With servers up, a demo uses them and leaves them alone.
+    with services.temporary_services(ports, mlflow=True) as there:
+        assert there.prefect_api_url == view.prefect_api_url
+    assert all(s.alive for s in view.services)
+
+    stopped = services.down(ports)
+    assert [s.name for s in stopped] == ["worker", "prefect", "mlflow"]
+    assert services.look(ports).services == ()
+    assert "PREFECT_API_URL" not in services.prefect_env(ports)
+    assert eventually(lambda: not processes_of(ports.home), 10), processes_of(ports.home)
+    assert services.down(ports) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_temporary_services_die_with_their_owner(mlflow_settings: Settings) -> None:
+    code = textwrap.dedent("""
+        import sys, time
+        from pathlib import Path
+        from tlp.services import temporary_services
+        from tlp.core.settings import Settings
+        with temporary_services(Settings(home=Path(sys.argv[1]))) as view:
+            print(view.prefect_api_url, flush=True)
+            time.sleep(600)
+    """)
+    command = [sys.executable, "-c", code, str(mlflow_settings.home)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        url = owner.stdout.readline().strip()
+        assert httpx.get(f"{url}/health", trust_env=False).json() is True
+        owner.kill()
+        owner.wait(10)
+        assert eventually(lambda: not processes_of(mlflow_settings.home), 10), processes_of(mlflow_settings.home)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_temporary_services_end_with_the_block(mlflow_settings: Settings) -> None:
+    with services.temporary_services(mlflow_settings) as view:
+        assert view.prefect_api_url is not None
+        assert httpx.get(f"{view.prefect_api_url}/health", trust_env=False).json() is True
+        assert view.mlflow_url is None
+        assert not _state.state_path(mlflow_settings).exists()
+    assert eventually(lambda: not processes_of(mlflow_settings.home), 10)
+
+
+STUBBORN = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if len(sys.argv) > 2:
+    subprocess.Popen([sys.executable, __file__, sys.argv[1]], start_new_session=True)
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def stubborn(tmp_path: Path) -> list[str]:
+    """A command that ignores SIGTERM, as does its child, which sits in a session of its own."""
+    script = tmp_path / "stubborn.py"
+    script.write_text(STUBBORN)
+    return [sys.executable, str(script), str(tmp_path), "with-child"]
+
+
+class TestChild:
+    @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+    def test_dies_with_its_parent(self, stubborn: list[str], tmp_path: Path, how: signal.Signals) -> None:
+        code = textwrap.dedent("""
+            import os, subprocess, sys, time
+            from tlp import _child
+            subprocess.Popen(_child.command(os.getpid(), sys.argv[1:]), start_new_session=True)
+            time.sleep(600)
+        """)
+        parent = subprocess.Popen([sys.executable, "-c", code, *stubborn], stdout=subprocess.DEVNULL)
+        assert eventually(lambda: len(processes_of(tmp_path)) == 4, 30)  # parent, launcher, command, its child
+        parent.send_signal(how)
+        parent.wait(10)
+        assert eventually(lambda: not processes_of(tmp_path), 10), processes_of(tmp_path)
+
+    def test_outlives_the_thread_that_started_it(self, tmp_path: Path) -> None:
+        code = textwrap.dedent("""
+            import os, subprocess, sys, threading, time
+            from tlp import _child
+            def start():
+                subprocess.Popen(_child.command(os.getpid(), sys.argv[1:]), start_new_session=True)
+            thread = threading.Thread(target=start)
+            thread.start()
+            thread.join()
+            time.sleep(600)
+        """)
+        done = tmp_path / "done"
+        sleeper = [sys.executable, "-c", f"import time; time.sleep(2); open({str(done)!r}, 'w').close()"]
+        with subprocess.Popen([sys.executable, "-c", code, *sleeper]) as parent:
+            assert eventually(done.exists, 20)
+            parent.kill()
+
+    def test_exit_status_is_the_commands(self) -> None:
+        command = _child.command(os.getpid(), [sys.executable, "-c", "raise SystemExit(7)"])
+        assert subprocess.run(command, check=False, timeout=60).returncode == 7
+
+    def test_usage(self) -> None:
+        with pytest.raises(SystemExit, match="usage"):
+            _child.main(["1", "sleep", "1"])
+
+
+class TestProcesses:
+    def test_stop_ends_everything(self, stubborn: list[str], tmp_path: Path) -> None:
+        service = _processes.start("test", stubborn, {}, log=tmp_path / "log", cwd=tmp_path)
+        assert eventually(lambda: len(processes_of(tmp_path)) == 2, 20)
+        assert _processes.stop(service, grace_s=0.5)
+        assert not processes_of(tmp_path)
+        assert not _processes.stop(service)
+
+    def test_a_pid_that_was_given_to_another_process_is_left_alone(self, tmp_path: Path) -> None:
+        with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as other:
+            stale = _state.Service("mlflow", None, None, None, other.pid, 1.0, tmp_path / "log", "long ago")
+            assert not stale.alive
+            assert not _processes.stop(stale)
+            assert other.poll() is None
+            other.kill()
+
+    def test_last_words_of_a_server_that_ends(self, tmp_path: Path) -> None:
+        command = [sys.executable, "-c", "print('no such database'); raise SystemExit(1)"]
+        service = _processes.start("mlflow", command, {}, log=tmp_path / "logs" / "mlflow.log", cwd=tmp_path)
+        with pytest.raises(ServiceError, match="mlflow ended while it was starting: no such database") as caught:
+            _processes.wait_until(service, lambda: False, 30)
+        assert caught.value.next_command == f"less {tmp_path / 'logs' / 'mlflow.log'}"
+
+    def test_server_that_never_answers(self, tmp_path: Path) -> None:
+        command = [sys.executable, "-c", "import time; time.sleep(600)"]
+        service = _processes.start("mlflow", command, {}, log=tmp_path / "log", cwd=tmp_path)
+        with pytest.raises(ServiceError, match="does not answer after 0 s"):
+            _processes.wait_until(service, lambda: False, 0.2)
+        _processes.stop(service)
+
+
+def test_each_server_is_reported_when_it_answers_counted_from_its_start(tmp_path: Path) -> None:
+    """The one that is waited for first answers only after the other was reported."""
+    progress: list[tuple[str, str]] = []
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            ready = self.path == "/api/health" or bool(progress)
+            self.send_response(200 if ready else 503)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Nothing on stderr."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        own, url = psutil.Process(), f"http://127.0.0.1:{server.server_port}"
+        pair = [
+            _state.Service(name, url, "127.0.0.1", 1, own.pid, own.create_time(), tmp_path / "log", "now")
+            for name in ("mlflow", "prefect")
+        ]
+        try:
+            begun = {"prefect": time.monotonic() - 35.0}
+            _updown._ready(pair, begun, lambda name, what: progress.append((name, what)))
+        finally:
+            server.shutdown()
+            thread.join()
+    assert [name for name, _ in progress] == ["prefect", "mlflow"]
+    assert int(progress[0][1].split()[2]) >= 35
+
+
+@pytest.mark.parametrize("name", ["mlflow", "prefect"])
+def test_port_that_is_taken(mlflow_settings: Settings, name: str) -> None:
+    """Nothing is started (or it is stopped again) and the message names port, setting and holder."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        other = "prefect" if name == "mlflow" else "mlflow"
+        settings = mlflow_settings.model_copy(update={f"{name}_port": port, f"{other}_port": _processes.free_port()})
+        with pytest.raises(UserError, match=rf"port {port} on 127\.0\.0\.1 \(TLP_{name.upper()}_PORT\)") as caught:
+            services.up(settings)
+    assert f"process {os.getpid()}" in str(caught.value)
+    assert str(caught.value.next_command).startswith(f"TLP_{name.upper()}_PORT=")
+    assert not _state.state_path(settings).exists()
+    assert not processes_of(settings.home)
+
+
+class TestState:
+    def test_nothing_was_started(self, settings: Settings) -> None:
+        view = services.look(settings)
+        assert (view.mlflow_url, view.prefect_url, view.prefect_api_url) == (None, None, None)
+        assert view.as_dict() == {}
+        assert view.warnings() == []
+
+    @pytest.mark.parametrize(
+        "content", ["", "{", "[]", '{"format": 99, "services": []}', '{"format": 1, "services": [{}]}']
+    )
+    def test_damaged_file_counts_as_none(self, settings: Settings, content: str) -> None:
+        settings.home.mkdir()
+        _state.state_path(settings).write_text(content)
+        assert services.look(settings).services == ()
+
+    def test_dead_and_exposed_services_are_reported(self, settings: Settings) -> None:
+        settings.home.mkdir()
+        own = psutil.Process()
+        dead = _state.Service("mlflow", "http://x:1", "127.0.0.1", 1, own.pid, 1.0, settings.home / "log", "then")
+        open_to_all = _state.Service(
+            "prefect", "http://127.0.0.1:2", "0.0.0.0", 2, own.pid, own.create_time(), settings.home / "log", "now"
+        )
+        _state.write(settings, (dead, open_to_all))
+        view = services.look(settings)
+        assert view.services == (dead, open_to_all)
+        assert view.mlflow_url is None
+        assert view.prefect_api_url == "http://127.0.0.1:2/api"
+        gone, exposed = view.warnings()
+        assert f"process {own.pid}) is gone" in gone
+        assert "listens on 0.0.0.0:2 without a password" in exposed
+        assert json.loads(json.dumps(view.as_dict()))["mlflow"]["up"] is False
+
+    def test_server_of_somebody_else(self, tmp_path: Path) -> None:
+        view = services.look(Settings(home=tmp_path, mlflow_uri="https://mlflow.example.org"))
+        assert view.mlflow_url == "https://mlflow.example.org"
+        assert view.as_dict()["mlflow"] == {"up": None, "url": "https://mlflow.example.org"}
+
+
+class TestCommands:
+    def test_beyond_loopback_the_host_name_is_allowed(self, tmp_path: Path) -> None:
+        command, _ = _commands.mlflow_server(Settings(home=tmp_path, bind_host="0.0.0.0"), 5000)
+        hosts = command[command.index("--allowed-hosts") + 1].split(",")
+        assert {socket.gethostname(), f"{socket.gethostname()}:*", "localhost:*"} <= set(hosts)
+        assert "--allowed-hosts" not in _commands.mlflow_server(Settings(home=tmp_path), 5000)[0]
+
+    @pytest.mark.parametrize(("bound", "asked"), [("0.0.0.0", "127.0.0.1"), ("::", "127.0.0.1"), ("::1", "[::1]")])
+    def test_reachable_host(self, bound: str, asked: str) -> None:
+        assert _commands.reachable_host(bound) == asked
+
+    def test_children_get_the_settings_in_force(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("TLP_CANARY")  # which the whole suite has
+        env = _commands.settings_env(Settings(home=tmp_path, min_samples=7, mlflow_uri=None))
+        assert env == {"TLP_HOME": str(tmp_path), "TLP_MIN_SAMPLES": "7"}
+
+    def test_own_prefect_server_stays_in_force(self, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PREFECT_API_URL", "https://prefect.example.org/api")
+        assert services.prefect_env(settings)["PREFECT_API_URL"] == "https://prefect.example.org/api"
+
+
+def test_looking_imports_nothing_heavy() -> None:
+    code = "import sys, tlp.services, tlp.registry; print({'mlflow', 'prefect', 'torch', 'tvm'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_one_up_at_a_time(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_updown, "_LOCK_TIMEOUT_S", 0.1)
+    with _updown._exclusive(settings), pytest.raises(UserError, match="another `tlp up`"):
+        services.down(settings)

@@ -1,0 +1,58 @@
+"""The gate's verdict as Markdown and as a table."""
+
+from __future__ import annotations
+
+from tlp.training.judge import gate_page
+from tlp.training.judge.gate import Comparison, GateVerdict
+
+VERDICT = GateVerdict(
+    False,
+    ("gpu0: top-1 fell",),
+    (
+        Comparison("cpu0", 1, 0.9, 0.8, "champion", 0.05, 0.15),
+        Comparison("gpu0", 1, 0.7, 0.8, "champion", -0.2, 0.0, "loses more than 0.005"),
+    ),
+)
+
+
+def test_the_verdict_comes_back() -> None:
+    assert GateVerdict.from_json(VERDICT.to_json()) == VERDICT
+
+
+def test_the_table_has_a_row_per_comparison() -> None:
+    table = gate_page.table(VERDICT.to_json())
+    assert tuple(table) == gate_page.COLUMNS
+    assert table["difference"] == [0.1, -0.1] and table["verdict"] == ["ok", "loses more than 0.005"]
+    assert gate_page.table({}) == {}
+
+
+def test_the_page_says_what_was_decided_and_why() -> None:
+    facts = {
+        "model": "mtl-tlp-x86_64",
+        "version": "4",
+        "promoted": False,
+        "reason": "gpu0: top-1 fell",
+        "gate": VERDICT.to_json(),
+        "warnings": ["the champion\ncannot be used"],
+        "samples": {"cpu0": 10},
+        "parent": "3",
+        "watermark": 7,
+    }
+    page = gate_page.page(facts)
+    assert page.startswith("**mtl-tlp-x86_64 version 4** stopped by the gate, not promoted\n")
+    assert "> the champion cannot be used" in page and "- gpu0: top-1 fell" in page
+    assert "| gpu0 | top-1 | 0.700 | 0.800 (champion) | -0.100 | -0.200 … +0.000 | loses more than 0.005 |" in page
+    assert "samples: cpu0 10 · started from: version 3 · watermark: 7" in page
+    passed = facts | {"gate": VERDICT.to_json() | {"passed": True}, "reason": "a person moved it meanwhile"}
+    assert "passed the gate, not promoted: a person moved it meanwhile" in gate_page.page(passed)
+
+
+def test_a_page_where_nothing_was_trained() -> None:
+    facts = {
+        "model": "mtl-tlp-x86_64",
+        "version": None,
+        "promoted": False,
+        "reason": "nothing to do: 0 new",
+        "gate": {},
+    }
+    assert gate_page.page(facts) == "**mtl-tlp-x86_64**: nothing to do: 0 new"

@@ -1,0 +1,44 @@
+"""TLP_HOME: whether it can be used, and the store in it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+
+from storage import MeasurementStore, open_store
+from tlp.core.errors import InvalidInputError
+from tlp.core.settings import Settings
+
+MIN_FREE_BYTES = 64 * 1024**2
+"""Less free disk than this and nothing new is begun: a store that cannot commit loses a batch that took minutes."""
+
+_NEXT = "TLP_HOME=/a/writable/folder tlp doctor"
+
+
+def check_home(settings: Settings) -> int:
+    """Make TLP_HOME if it is not there, prove that it can be written and return the free bytes of its disk.
+
+    Raises:
+        InvalidInputError: it cannot be made or written, or its disk is full.
+    """
+    home = settings.home
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=home) as probe:  # os.access does not see a read-only mount, nor does root
+            probe.write(b"x" * 4096)
+        free = shutil.disk_usage(home).free
+    except OSError as exc:
+        raise InvalidInputError(f"TLP_HOME={home} cannot be written: {exc.strerror}", next_command=_NEXT) from exc
+    if free < MIN_FREE_BYTES:
+        raise InvalidInputError(
+            f"the disk of TLP_HOME={home} is full: {free / 1024**2:.0f} MiB free, "
+            f"{MIN_FREE_BYTES / 1024**2:.0f} MiB needed",
+            next_command=_NEXT,
+        )
+    return free
+
+
+def open_home(settings: Settings) -> MeasurementStore:
+    """The store of a TLP_HOME that can be written; see `check_home`. StoreError as in `open_store`."""
+    check_home(settings)
+    return open_store(settings.store_path, settings.store_lock_timeout_s)

@@ -1,0 +1,270 @@
+"""One typed settings object: `TLP_*` environment variables over `TLP_HOME/settings.toml` over defaults.
+
+Imports nothing heavy: `tlp --help` and `tlp status` read it.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from tlp.core.errors import InvalidInputError
+
+
+def _home() -> Path:
+    return Path(os.environ.get("TLP_HOME") or "~/.tlp").expanduser().absolute()
+
+
+class Settings(BaseSettings):
+    """Everything that can be set. Field `x` is the variable `TLP_X` or the key `x` in `settings.toml`."""
+
+    model_config = SettingsConfigDict(env_prefix="TLP_", extra="forbid", frozen=True)
+
+    home: Path = Field(default_factory=_home, description="Folder that holds everything the product writes.")
+
+    # -- store
+    store_lock_timeout_s: float = Field(60.0, gt=0, description="Longest wait for the store's lock, seconds.")
+
+    # -- services
+    mlflow_uri: str | None = Field(
+        None, description="MLflow tracking and registry URI; default: a SQLite file under TLP_HOME."
+    )
+    mlflow_port: int = Field(5000, ge=1, le=65535, description="Port of the MLflow server of `tlp up`.")
+    prefect_port: int = Field(4200, ge=1, le=65535, description="Port of the Prefect server of `tlp up`.")
+    bind_host: str = Field("127.0.0.1", description="Address the servers of `tlp up` listen on.")
+
+    # -- devices and measuring
+    min_samples: int = Field(
+        500_000,
+        ge=1,
+        description="OK samples a new device needs before it is trained as a task (paper: 500K).",
+    )
+    build_timeout_s: float = Field(30.0, gt=0, description="Longest time one program may take to compile, seconds.")
+    run_timeout_s: float = Field(
+        10.0, gt=0, description="Longest time one program may take to run, all repeats, seconds."
+    )
+    queue_timeout_s: float = Field(
+        600.0, gt=0, description="Longest wait for a free board, and for one that rebooted to come back, seconds."
+    )
+    upload_timeout_s: float = Field(
+        30.0, gt=0, description="Longest time to connect to a board and to send it one program, seconds."
+    )
+    device_max_losses: int = Field(
+        8, ge=1, description="Connections to a device lost in a row before it is quarantined."
+    )
+    probe_first_s: float = Field(
+        60.0,
+        gt=0,
+        description="Time until a quarantined device is probed first; doubles with every failed probe, seconds.",
+    )
+    probe_longest_s: float = Field(6 * 3600.0, gt=0, description="Longest time between two such probes, seconds.")
+    probe_patience_s: float = Field(
+        3600.0, ge=0, description="How long a measuring run waits for a lost device to come back, seconds."
+    )
+    check_every: int = Field(
+        50, ge=0, description="Every n-th program is checked against a reference of its workload; 0: none."
+    )
+    build_workers: int = Field(
+        0, ge=0, description="Processes that build for remote boards; 0: one per core, one core left free."
+    )
+    measure_number: int = Field(1, ge=1, description="Runs averaged within one repeat (1: cache flush between runs).")
+    measure_repeat: int = Field(3, ge=1, description="Repeats per program; all are stored.")
+    measure_warmup: int = Field(1, ge=1, description="Runs of a program before its first repeat.")
+    measure_extra_repeats: int = Field(
+        3, ge=0, description="Most repeats added for a program whose repeats disagree by more than the next setting."
+    )
+    measure_max_dispersion: float = Field(
+        0.05, ge=0, description="Relative dispersion of a program's repeats, outliers left out, that is good enough."
+    )
+    measure_workers: int = Field(1, ge=1, description="Worker processes per local device.")
+    measure_batch: int = Field(32, ge=1, description="Programs per batch; a batch is committed in one transaction.")
+
+    measure_landing: bool = Field(
+        False,
+        description="Hand measured batches in through TLP_HOME/landing instead of waiting for the store's lock.",
+    )
+    canary: bool = Field(True, description="Measure a fixed kernel before each batch to notice a machine that drifts.")
+    canary_tolerance: float = Field(
+        0.10, ge=0, description="Part of its reference latency the canary may be off by, besides its own dispersion."
+    )
+    canary_dispersions: float = Field(
+        3.0, ge=0, description="Dispersions (relative, of the reference) the canary may be off by on top of that."
+    )
+    canary_max_dispersion: float = Field(
+        0.15, gt=0, description="Largest relative dispersion of canaries that may become a reference."
+    )
+
+    # -- live quality of a model
+    live_accuracy_drop: float = Field(
+        0.10, ge=0, lt=1, description="Fall of the live pair accuracy (0 to 1) that makes a retraining due."
+    )
+    live_baseline_rounds: int = Field(
+        64, ge=2, description="First tuning rounds of a version on a device: what later ones are compared with."
+    )
+    live_window_rounds: int = Field(32, ge=2, description="Newest tuning rounds that are compared with the first.")
+    live_min_pairs: int = Field(300, ge=1, description="Pairs of programs either side needs before a fall is judged.")
+    live_tie_margin: float = Field(
+        0.05, ge=0, description="Programs whose latencies differ by less than this part are a tie and left out."
+    )
+
+    # -- training
+    seed: int = Field(0, ge=0, lt=1 << 31, description="Seed of samplers, training and bootstrap.")
+    torch_threads: int = Field(0, ge=0, le=1024, description="Threads torch may use; 0: one per physical core.")
+    torch_device: str = Field("cpu", description="torch device for training and scoring, e.g. cpu or cuda.")
+    train_epochs: int = Field(16, ge=1, description="Passes over the snapshot in one training.")
+    train_batch_groups: int = Field(8, ge=1, description="Workloads (lists of up to 64 programs) per optimiser step.")
+    train_learning_rate: float = Field(
+        2e-3, gt=0, description="Adam learning rate after warm-up; falls to 0 along a cosine (paper: 7e-4, constant)."
+    )
+    train_strategy: Literal["joint", "fine-tune", "replay", "distill"] = Field(
+        "joint", description="How new samples enter a model that has a parent (docs/continual.md)."
+    )
+    retrain_min_new_samples: int = Field(
+        20_000, ge=1, description="New OK samples on a serving device that make a retraining due."
+    )
+
+    # -- gate
+    gate_max_other_drop: float = Field(0.005, ge=0, description="Top-1 any other device may lose at promotion.")
+    gate_bootstrap: int = Field(1000, ge=10, description="Bootstrap resamples of held-out tasks in the gate.")
+
+    # -- registry
+    registry_patience_s: float = Field(
+        300.0,
+        ge=0,
+        description="Longest wait of a training for an MLflow that does not answer, before its model is kept for the "
+        "next start, seconds.",
+    )
+
+    # -- tuning
+    tune_trials: int = Field(640, ge=1, description="Programs measured in one tuning run, all tasks together.")
+    tune_remeasure: int = Field(
+        5, ge=0, description="Best programs of a tuning run that are measured again at its end; 0: none."
+    )
+    tune_remeasure_gap: float = Field(
+        0.10, gt=0, description="Part by which the two latencies of such a program may differ before it is flagged."
+    )
+    tune_batch: int = Field(10, ge=1, description="Programs measured per tuning round (paper: 10).")
+    tune_population: int = Field(
+        2048, ge=8, description="Programs per generation of the evolutionary search; TVM's own takes a quarter of it."
+    )
+    tune_generations: int = Field(4, ge=0, description="Generations of the evolutionary search per round.")
+    tune_precision: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="Of the scores a search breeds with; auto: bfloat16 where the CPU has instructions for it.",
+    )
+    tune_flat_rounds: int = Field(
+        24, ge=1, description="Rounds of a scheduled tuning run without gain after which it stops."
+    )
+    tune_flat_gain: float = Field(
+        0.005, gt=0, lt=1, description="Part by which the network must get faster in those rounds to go on."
+    )
+    tune_night_trials: int = Field(
+        2560, ge=1, description="Programs a tuning night measures, all networks and devices together."
+    )
+    tune_night_s: float = Field(
+        4 * 3600.0, gt=0, description="Time after which a tuning night starts no further network, seconds."
+    )
+
+    @field_validator("home")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Constructor arguments, then the environment, then TLP_HOME/settings.toml."""
+        toml = TomlConfigSettingsSource(settings_cls, toml_file=_home() / "settings.toml")
+        return init_settings, env_settings, toml
+
+    # -- where things lie; nothing else builds a path under `home`
+    @property
+    def store_path(self) -> Path:
+        """The DuckDB file."""
+        return self.home / "store.duckdb"
+
+    @property
+    def locks_dir(self) -> Path:
+        """flock files: device-NAME, train-FAMILY, registry-FAMILY, registry-init, services (`.lock` each)."""
+        return self.home / "locks"
+
+    @property
+    def landing_dir(self) -> Path:
+        """Batches on their way into the store, one Parquet file each; `rejected/` below it."""
+        return self.home / "landing"
+
+    @property
+    def mlflow_dir(self) -> Path:
+        """mlflow.db and the artifacts folder."""
+        return self.home / "mlflow"
+
+    @property
+    def prefect_dir(self) -> Path:
+        """PREFECT_HOME of the servers and flows."""
+        return self.home / "prefect"
+
+    @property
+    def cache_dir(self) -> Path:
+        """Model versions fetched from a server, features of programs; can be deleted at any time."""
+        return self.home / "cache"
+
+    @property
+    def pending_dir(self) -> Path:
+        """Trained models that are not registered and promoted yet; a start goes on with what it finds there."""
+        return self.home / "pending"
+
+    @property
+    def logs_dir(self) -> Path:
+        """Logs of the servers and workers."""
+        return self.home / "logs"
+
+    @property
+    def artifacts_dir(self) -> Path:
+        """Plots, reports and compiled libraries."""
+        return self.home / "artifacts"
+
+    @property
+    def deployed_path(self) -> Path:
+        """What `tlp deploy` deployed last, so that `tlp status` can tell when schedules have no server."""
+        return self.home / "deployed.json"
+
+    @property
+    def mlflow_tracking_uri(self) -> str:
+        """The URI in force: `mlflow_uri`, or SQLite under `home` (always absolute)."""
+        return self.mlflow_uri or f"sqlite:///{self.mlflow_dir / 'mlflow.db'}"
+
+
+@lru_cache(maxsize=1)
+def get_settings() -> Settings:
+    """The settings of this process, read once.
+
+    Raises:
+        InvalidInputError: a variable or a key of settings.toml is not acceptable; all of them are named.
+    """
+    try:
+        return Settings()
+    except ValidationError as exc:
+        problems = "; ".join(
+            f"TLP_{'.'.join(str(p) for p in e['loc']).upper()}={e.get('input')!r}: {e['msg']}" for e in exc.errors()
+        )
+        raise InvalidInputError(f"settings are not acceptable: {problems}", next_command="tlp doctor") from exc
+    except (OSError, ValueError) as exc:
+        raise InvalidInputError(
+            f"{_home() / 'settings.toml'} cannot be read: {exc}", next_command="tlp doctor"
+        ) from exc

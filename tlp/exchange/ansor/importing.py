@@ -1,0 +1,247 @@
+"""Ansor's measure records into the store."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import orjson
+
+from storage import (
+    Device,
+    ImportReport,
+    MeasurementState,
+    MeasurementStore,
+    RunKind,
+    Sketch,
+    SkippedLine,
+    Workload,
+)
+from tlp.core.errors import InvalidInputError
+from tlp.exchange.ansor.batch import AnsorBatch, KnownSketch
+from tlp.exchange.ansor.files import Line, Source, open_source
+from tlp.exchange.ansor.log import Record, make_workload, parse_record, parse_target, target_conflict
+from tlp.fleet.runs import open_run
+from tlp.language.ansor import LANGUAGE, parse_sketch_text
+
+# Records per transaction: what a crash can cost, against the fixed cost of opening and closing the store.
+BATCH_ROWS = 40_000
+_MAX_SKETCHES = 20_000  # remembered, 0.4 KB each; a forgotten one is added again, which changes nothing
+_MAX_NEW_SKETCHES = 10_000  # per transaction
+_MAX_SKIPPED = 1000  # skipped lines that are named one by one
+
+
+def import_ansor(
+    store: MeasurementStore,
+    source: Path | BinaryIO,
+    *,
+    device: str,
+    on_progress: Callable[[int], None] | None = None,
+    batch_rows: int = BATCH_ROWS,
+) -> ImportReport:
+    """Add a log's programs and measurements to a device.
+
+    A line is skipped with a reason if it is cut or corrupt, or if its target is of another kind than the device. Failed
+    programs become failures, never latencies. A measurement is known by the device and the bytes of its line, so
+    importing a file again adds nothing, and a line that stands twice counts once. Memory does not grow with the log.
+
+    Args:
+        store: where to.
+        source: a file, a folder (all logs in it, recursively), or an open binary stream; gzip is recognised.
+        device: its name.
+        on_progress: called with the number of records dealt with so far, once per batch.
+        batch_rows: records per transaction.
+
+    Raises:
+        NotFoundError: no such device.
+        InvalidInputError: nothing to import: no such file, an AutoTVM log, no log at all. Nothing was stored.
+    """
+    store.get_device(device)
+    with open_source(source) as opened:
+        return import_opened(store, opened, device=device, on_progress=on_progress, batch_rows=batch_rows)
+
+
+def import_opened(
+    store: MeasurementStore,
+    source: Source,
+    *,
+    device: str,
+    on_progress: Callable[[int], None] | None = None,
+    batch_rows: int = BATCH_ROWS,
+) -> ImportReport:
+    """`import_ansor` of what `open_source` opened."""
+    target = store.get_device(device)
+    params = {"language": LANGUAGE, "source": source.name}
+    with open_run(store, RunKind.IMPORT, device=device, params=params) as run:
+        with ThreadPoolExecutor(max_workers=1) as writer:
+            importer = _Importer(store, target, run.run_id, batch_rows, writer, on_progress)
+            for file, reason in source.foreign:
+                importer.leave_out(file, reason)
+            for file, lines in source.logs:
+                importer.read(file, lines)
+            importer.flush()
+            importer.settle()
+        report = importer.report()
+        run.result = {
+            "read": report.read,
+            "stored": report.stored,
+            "duplicates": report.duplicates,
+            "failed_measurements": report.failed_measurements,
+            "skipped": report.read - report.stored - report.duplicates,
+            "workloads": report.workloads,
+            "targets": importer.targets(),
+        }
+    return report
+
+
+class _Importer:
+    """Collects records into batches and hands them to the store."""
+
+    def __init__(
+        self,
+        store: MeasurementStore,
+        device: Device,
+        run_id: str,
+        batch_rows: int,
+        writer: ThreadPoolExecutor,
+        on_progress: Callable[[int], None] | None,
+    ) -> None:
+        self._store = store
+        self._device = device
+        self._run_id = run_id
+        self._batch_rows = batch_rows
+        self._on_progress = on_progress
+        self._salt = b"ansor\0" + device.name.encode() + b"\0"
+        self._conflicts: dict[str, str | None] = {}  # by target
+        self._workload = lru_cache(maxsize=4096)(make_workload)
+        self._sketches: dict[bytes, KnownSketch] = {}  # by digest of workload key and text, which may be 10 KB
+        self._seen_workloads: set[str] = set()  # thousands in the largest public data set
+        self._targets: Counter[str] = Counter()
+        self._new_workloads: list[Workload] = []
+        self._new_sketches: list[Sketch] = []
+        self._batch = AnsorBatch()
+        self._writer = writer
+        self._pending: Future[tuple[int, int, int]] | None = None
+        self._read = self._stored = self._duplicates = self._failed = self._new = self._more_skipped = 0
+        self._skipped: list[SkippedLine] = []
+
+    def read(self, file: str, lines: Iterator[Line]) -> None:
+        """Take in one log."""
+        number = 0
+        try:
+            for number, line in lines:
+                self._read += 1
+                try:
+                    self._add(parse_record(line), line)
+                except InvalidInputError as exc:
+                    self.skip(file, number, exc.message)
+                # A log in which nearly every program has a sketch of its own must not fill memory with them either.
+                if self._read % self._batch_rows == 0 or len(self._new_sketches) >= _MAX_NEW_SKETCHES:
+                    self.flush()
+        except InvalidInputError as exc:  # reading stopped
+            self.skip(file, number + 1, exc.message)
+            self._read += 1
+
+    def leave_out(self, file: str, reason: str) -> None:
+        """Report a whole file that is left out, as its first line."""
+        self.skip(file, 1, reason)
+        self._read += 1
+
+    def skip(self, file: str, number: int, reason: str) -> None:
+        """Report a line that is left out."""
+        if len(self._skipped) < _MAX_SKIPPED:
+            self._skipped.append(SkippedLine(number, reason, file))
+        else:
+            self._more_skipped += 1
+
+    def _add(self, record: Record, line: bytes) -> None:
+        if record.target not in self._conflicts:
+            self._conflicts[record.target] = target_conflict(record.target, self._device.target, self._device.family)
+        conflict = self._conflicts[record.target]
+        if conflict is not None:
+            raise InvalidInputError(conflict)
+        known = hashlib.sha256(b"%b\0%b" % (record.workload_key.encode(), record.sketch_text)).digest()
+        sketch = self._sketches.get(known) or self._learn(known, record)
+        if sketch.width != len(record.decisions):
+            raise InvalidInputError(_width_problem(sketch.width, len(record.decisions)))
+        self._failed += record.state is not MeasurementState.OK
+        self._targets[record.target] += 1
+        measurement_id = hashlib.sha256(self._salt + line).hexdigest()[:32]
+        if measurement_id in self._batch.seen:
+            self._duplicates += 1
+            return
+        # As Program.make does, without making its text number by number.
+        values = orjson.dumps(record.decisions)[1:-1]
+        program_id = hashlib.sha256(b"program\0%b\0%b\0" % (sketch.sketch_id.encode(), values)).hexdigest()[:32]
+        self._batch.add(measurement_id, program_id, sketch, record)
+
+    def _learn(self, known: bytes, record: Record) -> KnownSketch:
+        """Check a sketch that is seen for the first time; it and its workload go into the batch if they are new."""
+        width = len(record.decisions)
+        slots = parse_sketch_text(record.sketch_text)[1]
+        expected = slots[-1].stop if slots else 0
+        if width != expected:
+            raise InvalidInputError(_width_problem(expected, width))
+        workload = self._workload(record.workload_key)
+        if workload.workload_id not in self._seen_workloads:
+            self._seen_workloads.add(workload.workload_id)
+            self._new_workloads.append(workload)
+        sketch = Sketch.make(workload.workload_id, LANGUAGE, record.sketch_text.decode(), width)
+        self._new_sketches.append(sketch)
+        self._sketches[known] = KnownSketch(sketch.sketch_id, workload.workload_id, width)
+        return self._sketches[known]
+
+    def flush(self) -> None:
+        """Hand what was collected to the store, in the background: meanwhile the next lines are read."""
+        self.settle()
+        self._pending = self._writer.submit(self._write, self._batch, self._new_workloads, self._new_sketches)
+        if len(self._sketches) > _MAX_SKETCHES:
+            self._sketches.clear()
+        self._new_workloads, self._new_sketches, self._batch = [], [], AnsorBatch()
+
+    def settle(self) -> None:
+        """Wait for the batch that is being written. Raises what the store raised."""
+        if self._pending is None:
+            return
+        rows, new, workloads = self._pending.result()
+        self._pending = None
+        self._stored += new
+        self._duplicates += rows - new
+        self._new += workloads
+        if self._on_progress is not None:
+            self._on_progress(self._stored + self._duplicates + len(self._skipped) + self._more_skipped)
+
+    def _write(self, batch: AnsorBatch, workloads: list[Workload], sketches: list[Sketch]) -> tuple[int, int, int]:
+        """Rows of the batch, of these new, and new workloads."""
+        added = self._store.add_workloads(workloads) if workloads else 0
+        if not batch.seen:
+            return 0, 0, added
+        new = self._store.add_measurement_frames(
+            batch.programs(), batch.measurements(self._device.name, self._run_id), sketches=sketches
+        )
+        return len(batch.seen), new, added
+
+    def report(self) -> ImportReport:
+        """What was done so far."""
+        return ImportReport(
+            read=self._read,
+            stored=self._stored,
+            duplicates=self._duplicates,
+            failed_measurements=self._failed,
+            skipped=tuple(self._skipped),
+            workloads=self._new,
+            more_skipped=self._more_skipped,
+        )
+
+    def targets(self) -> list[dict[str, Any]]:
+        """The targets of the records and how many records each has."""
+        return [{**parse_target(text), "records": count} for text, count in self._targets.most_common(100)]
+
+
+def _width_problem(expected: int, found: int) -> str:
+    return f"the steps hold {found} decisions where their sketch takes {expected}"

@@ -1,0 +1,158 @@
+"""The landing folder of this installation: who hands batches in, and when they are taken into the store."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+from storage import MeasurementBatch, MeasurementStore, landing_entries, open_store
+from tlp.core.errors import BusyError, StoreError, TlpError
+from tlp.core.progress import say
+from tlp.core.settings import Settings
+
+if TYPE_CHECKING:
+    from storage.landing import LandingFolder, LandingReport
+
+TRY_EVERY_S: Final = 60.0  # how often a measuring process looks whether the store is free
+TRY_FILES: Final = 100  # files it then takes in at most: it is there to measure
+NAMES: Final = 5  # of entries that are no batches, in one warning
+LATE_S: Final = 600.0  # a file waiting longer than this is worth a word in `tlp status`
+
+
+def open_landing(settings: Settings) -> LandingFolder:
+    """The folder of this installation."""
+    from storage.landing import LandingFolder  # imports pyarrow
+
+    return LandingFolder(settings.landing_dir)
+
+
+def take_in(store: MeasurementStore, settings: Settings) -> LandingReport:
+    """Take everything that waits into the store. Raises StoreError."""
+    from storage.landing import LandingReport
+
+    if not settings.landing_dir.is_dir():  # nobody ever handed anything in
+        return LandingReport(0, 0, 0, (), 0)
+    report = open_landing(settings).ingest(store, wait_s=settings.store_lock_timeout_s)
+    for name, reason in report.rejected:
+        say(f"landing file {name} was set aside: {reason}")
+    for name, reason in report.skipped:
+        say(f"{name} in {settings.landing_dir} was left alone: {reason}")
+    return report
+
+
+def take_in_or_say(store: MeasurementStore, settings: Settings) -> None:
+    """`take_in` at the start of a flow, whose work does not depend on it: what goes wrong is said, not raised."""
+    try:
+        report = take_in(store, settings)
+    except Exception as exc:  # noqa: BLE001  # a folder that others write to stops no flow
+        message = exc.message if isinstance(exc, TlpError) else repr(exc)
+        say(f"batches may wait in {settings.landing_dir}: {message} (tlp import landing)")
+    else:
+        if report.busy:
+            say(_busy(report.left, settings))
+
+
+def _busy(left: int, settings: Settings) -> str:
+    return f"{left} batches wait in {settings.landing_dir}: another process is taking files in (tlp import landing)"
+
+
+def require_taken_in(store: MeasurementStore, settings: Settings, device: str) -> None:
+    """Take in what waits if samples of a device are among it, so that they count.
+
+    Raises:
+        BusyError: some still wait: measuring what they make up for would overshoot.
+        StoreError: the store cannot be written.
+    """
+    if not landing_entries.look(settings.landing_dir).batches:
+        return
+    folder = open_landing(settings)
+    if not folder.waiting_samples(store, device):
+        return
+    report = folder.ingest(store)
+    samples = folder.waiting_samples(store, device)
+    if samples:
+        why = "another process is taking files in" if report.busy else "they could not be taken in"
+        raise BusyError(
+            f"{samples} samples of device {device!r} wait in {settings.landing_dir} ({report.left} batches): {why}",
+            next_command="tlp import landing",
+        )
+
+
+def to_json(report: LandingReport) -> dict[str, Any]:
+    """What `tlp import landing --json` prints."""
+    value = asdict(report)
+    for key in ("rejected", "skipped"):
+        value[key] = [{"file": name, "reason": reason} for name, reason in value[key]]
+    return value
+
+
+class Sink:
+    """Where a measuring session puts its batches: the store, or with `settings.measure_landing` the landing folder.
+
+    With the folder, `put` never waits for the store: now and then it takes waiting files in, but only if the store is
+    free at that moment.
+    """
+
+    def __init__(self, store: MeasurementStore, settings: Settings) -> None:
+        self._store = store
+        self._settings = settings
+        self._folder = open_landing(settings) if settings.measure_landing else None
+        self._tried_at = time.monotonic()
+
+    def put(self, batch: MeasurementBatch) -> None:
+        """Make a batch durable. Raises StoreError, InvalidInputError."""
+        if self._folder is None:
+            self._store.add_measurements(batch)
+            return
+        self._folder.hand_in(batch)
+        if time.monotonic() - self._tried_at >= TRY_EVERY_S:
+            self._tried_at = time.monotonic()
+            self._try(self._folder)
+
+    def close(self) -> None:
+        """Measuring is over: take in what waits, now with patience. What cannot be taken in stays."""
+        if self._folder is not None:
+            take_in_or_say(self._store, self._settings)
+
+    def _try(self, folder: LandingFolder) -> None:
+        if not self._settings.store_path.exists():
+            return
+        try:
+            folder.ingest(open_store(self._settings.store_path, lock_timeout_s=0.0), max_files=TRY_FILES)
+        except StoreError:  # somebody has the store: that is what the folder is for
+            return
+
+
+def summary(settings: Settings) -> dict[str, Any]:
+    """`landing` of `tlp status --json`: files waiting, age of the oldest in seconds, files set aside, other entries."""
+    found = landing_entries.look(settings.landing_dir)
+    oldest = time.time() - found.batches[0][1] if found.batches else None
+    return {
+        "pending": len(found.batches),
+        "oldest_s": oldest,
+        "rejected": len(landing_entries.rejected(settings.landing_dir)),
+        "odd": [name for name, _ in found.odd],
+    }
+
+
+def warnings(settings: Settings, found: dict[str, Any]) -> list[str]:
+    """What a person should know of `summary`."""
+    texts = []
+    if found["oldest_s"] is not None and found["oldest_s"] > LATE_S:
+        texts.append(
+            f"{found['pending']} batches wait in {settings.landing_dir}, the oldest for {found['oldest_s'] / 60:.0f} "
+            "minutes: tlp import landing"
+        )
+    if found["odd"]:
+        names = ", ".join(found["odd"][:NAMES]) + (", …" if len(found["odd"]) > NAMES else "")
+        texts.append(
+            f"{len(found['odd'])} entries of {settings.landing_dir} are no batches and are left alone ({names}): "
+            f"ls -la {settings.landing_dir}"
+        )
+    if found["rejected"]:
+        texts.append(
+            f"{found['rejected']} landing files were set aside, the reason of each is beside it: "
+            f"ls {settings.landing_dir / 'rejected'}"
+        )
+    return texts

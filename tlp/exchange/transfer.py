@@ -1,0 +1,120 @@
+"""Bringing measurements in and taking them out: what `tlp import` and `tlp export` do."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from storage import Device, DeviceState, ImportReport, MeasurementStore
+from storage.names import validate_name
+from tlp.core.errors import NotFoundError
+from tlp.core.settings import Settings
+
+
+def to_json(report: ImportReport) -> dict[str, Any]:
+    """The shape that `tlp import --json` prints."""
+    return asdict(report) | {"skipped": [asdict(line) for line in report.skipped]}
+
+
+def ensure_device(store: MeasurementStore, settings: Settings, name: str, target: str | None) -> Device:
+    """The device; a platform that only has data is enrolled if there is none and `target` says what it is.
+
+    Raises:
+        NotFoundError: no such device, and no target.
+        InvalidInputError: the name does not fit, or LLVM does not know the target.
+    """
+    from tlp.programs import targets
+
+    try:
+        return store.get_device(name)
+    except NotFoundError as exc:
+        if target is None:
+            raise NotFoundError(
+                f"{exc.message}; with --target it is enrolled as a platform that only has data",
+                next_command=exc.next_command,
+            ) from exc
+    validate_name("device", name)
+    found = targets.normalise_target(target)
+    device = Device(
+        name=name,
+        target=found,
+        family=targets.family_of(found),
+        min_samples=settings.min_samples,
+        facts={},
+        endpoint={"kind": "dataset"},
+        state=DeviceState.ENROLLED,
+        enrolled_at=datetime.now(UTC),
+    )
+    store.add_device(device, "enrolled as a platform that only has data")
+    return device
+
+
+def import_metaschedule(
+    store: MeasurementStore, settings: Settings, path: Path, *, device: str, target: str | None
+) -> dict[str, Any]:
+    """Import a MetaSchedule database; see `metaschedule.database.import_metaschedule` for what it raises."""
+    from tlp.exchange.metaschedule import database as metaschedule_db
+    from tlp.exchange.metaschedule import files as metaschedule_files
+
+    require_there(path)
+    metaschedule_files.require_database(path)  # before a device is enrolled for it
+    ensure_device(store, settings, device, target)
+    return to_json(metaschedule_db.import_metaschedule(store, path, device))
+
+
+def import_ansor(
+    store: MeasurementStore, settings: Settings, path: Path, *, device: str, target: str | None
+) -> dict[str, Any]:
+    """Import auto_scheduler logs, `-` for standard input.
+
+    See `tlp.exchange.ansor.importing.import_ansor` for what it raises.
+    """
+    from tlp.exchange.ansor import files as ansor_files
+    from tlp.exchange.ansor import importing as ansor_import
+
+    if str(path) != "-":
+        require_there(path)
+    # Opened, and seen to be a log, before a device is enrolled for it.
+    with ansor_files.open_source(sys.stdin.buffer if str(path) == "-" else path) as source:
+        ensure_device(store, settings, device, target)
+        return to_json(ansor_import.import_opened(store, source, device=device))
+
+
+def import_folder(store: MeasurementStore, path: Path) -> dict[str, Any]:
+    """Import what `tlp export parquet` wrote; see `storage.import_parquet` for what it raises."""
+    from storage import import_parquet
+
+    require_there(path)
+    return to_json(import_parquet(store, path))
+
+
+def export_folder(store: MeasurementStore, path: Path, *, device: str | None) -> dict[str, Any]:
+    """Write the store, or one device's part of it, as Parquet; see `storage.export_parquet` for what it raises."""
+    from storage import export_parquet
+
+    rows = export_parquet(store, path, devices=None if device is None else [store.get_device(device).name])
+    return {"path": str(path.absolute()), "rows": rows}
+
+
+def export_metaschedule(
+    store: MeasurementStore, path: Path, *, device: str, network: str | None, top: int
+) -> dict[str, Any]:
+    """Write the fastest programs of a device as a MetaSchedule database.
+
+    See `tlp.exchange.metaschedule.exporting.export_metaschedule` for what it raises.
+    """
+    store.get_device(device)
+    ids = None if network is None else [task.workload_id for task in store.get_network(network).tasks]
+    from tlp.exchange.metaschedule import exporting as metaschedule_export
+
+    report = metaschedule_export.export_metaschedule(store, path, device, workload_ids=ids, top=top)
+    return {"path": str(path.absolute()), "device": device} | asdict(report)
+
+
+def require_there(path: Path) -> None:
+    """Raise NotFoundError if there is nothing at `path`."""
+    if not path.exists():
+        raise NotFoundError(f"{path} is not there", next_command="tlp import --help")

@@ -1,0 +1,50 @@
+"""How many programs may be asked for (quotas, samples, trials), and how to ask for more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from storage import Device, Network
+from tlp.core.errors import InvalidInputError
+
+MAX_PROGRAMS: Final = 10**9
+"""A device that measures 30 programs a second needs a year for these; beyond lies what the store cannot count."""
+
+
+def validate_count(what: str, value: int, *, next_command: str) -> int:
+    """Return `value` if it is from 1 to `MAX_PROGRAMS`.
+
+    Args:
+        what: what is counted, for the message: `samples`, `trials`, `min_samples`.
+        value: the number as typed or configured.
+        next_command: an acceptable command.
+
+    Raises:
+        InvalidInputError: it is not.
+    """
+    if 1 <= value <= MAX_PROGRAMS:
+        return value
+    raise InvalidInputError(f"{what} is {value}, it must be from 1 to {MAX_PROGRAMS}", next_command=next_command)
+
+
+def more_samples(device: Device, samples: int) -> str:
+    """The command that gets a device more samples: a platform of a data set has no hardware to measure on."""
+    if device.endpoint.get("kind") == "dataset":
+        return "tlp import --help"
+    return f"tlp measure {device.name} --samples {samples}"
+
+
+def more_held_out(device: Device, networks: Iterable[Network]) -> str:
+    """The command that gets a device samples to be judged on: of the first held-out network that can be compiled.
+
+    A network that came with a data set cannot; if there is no other, one that is held out by default is to be added.
+    Where no network is held out, a tenth of all workloads is (`tlp.training.data.holdout`), and any samples do.
+    """
+    held = [network for network in networks if network.holdout]
+    if device.endpoint.get("kind") == "dataset" or not held:
+        return more_samples(device, 200)
+    for network in held:
+        if network.tasks and not network.source.startswith("dataset:"):
+            return f"tlp measure {device.name} --samples 200 --network {network.name}"
+    return "tlp network add bert_tiny --builtin bert_tiny"

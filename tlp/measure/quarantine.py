@@ -1,0 +1,181 @@
+"""A device that was lost is quarantined, probed with back-off, and comes back by itself.
+
+The history of the device is all there is to it: the newest QUARANTINED events in a row, with the probes between them,
+say how many probes failed and when the next is due. A process that starts tomorrow goes on where this one stopped.
+
+Back-off: the first probe `probe_first_s` after the loss, then twice as long after every probe that failed, at most
+`probe_longest_s`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from storage import DeviceState, MeasurementState, MeasurementStore
+from tlp.core.errors import DeviceError, UserError
+from tlp.core.progress import say
+from tlp.core.settings import Settings
+from tlp.fleet import runs
+from tlp.measure import Runner
+from tlp.measure.enroll import probe
+
+_PROBE = "probe"  # reasons of the events of a probe start with this
+PROBE_QUEUE_S = 30.0  # a probe before a run is not to hold it up as a run itself would wait
+
+
+@dataclass(frozen=True)
+class Probation:
+    """Where a quarantined device stands.
+
+    Attributes:
+        since: it was quarantined then (UTC).
+        failed_probes: since then.
+        last_at: the loss or the last failed probe (UTC).
+        next_at: the next probe is due then (UTC).
+        reason: of the last event.
+    """
+
+    since: datetime
+    failed_probes: int
+    last_at: datetime
+    next_at: datetime
+    reason: str
+
+    def due_in_s(self, now: datetime) -> float:
+        """Seconds until the next probe, 0 if it is due. A clock that was set back makes it due."""
+        return 0.0 if now < self.last_at else max(0.0, (self.next_at - now).total_seconds())
+
+
+def probation(store: MeasurementStore, name: str, settings: Settings) -> Probation | None:
+    """Where that device stands; None if it is not quarantined. Raises NotFoundError."""
+    if store.get_device(name).state is not DeviceState.QUARANTINED:
+        return None
+    row = []
+    for event in reversed(store.device_events(name)):
+        if event.state is DeviceState.QUARANTINED:
+            row.append(event)
+        elif event.state is not DeviceState.MEASURING or not event.reason.startswith(_PROBE):
+            break
+    if not row:  # retired or resumed between the two looks
+        return None
+    failed = len(row) - 1
+    pause_s = min(settings.probe_first_s * 2.0 ** min(failed, 64), settings.probe_longest_s)
+    return Probation(row[-1].at, failed, row[0].at, row[0].at + timedelta(seconds=pause_s), row[0].reason)
+
+
+def try_now(store: MeasurementStore, settings: Settings, name: str, runner: Runner) -> bool:
+    """Probe a quarantined device with a small kernel, whether it is due or not; True if it is back in work.
+
+    The device goes back to the state it was quarantined in, or gets one more QUARANTINED event with the reason.
+
+    Raises:
+        NotFoundError: no such device.
+        UserError: a person retired it meanwhile; it stays so.
+    """
+    found = probation(store, name, settings)
+    if found is None:
+        runs.require_not_retired(store, name)
+        return True
+    number = found.failed_probes + 1
+    runs.move(store, name, DeviceState.MEASURING, f"{_PROBE} {number}")
+    why: str | None = "it was interrupted"
+    try:
+        outcome = probe(store.get_device(name).target, runner)
+        why = None if outcome.state is MeasurementState.OK else f"{outcome.state} {outcome.error}"
+    except DeviceError as exc:
+        why = exc.message
+    finally:
+        # Whatever became of it: its life goes on from QUARANTINED, unless a person retired it.
+        store.set_device_state(name, DeviceState.QUARANTINED, f"{_PROBE} {number} {'failed: ' + why if why else 'ok'}")
+    runs.require_not_retired(store, name)
+    if why is None:
+        before = runs.state_before(store, name, *runs.BUSY, *runs.OUT_OF_WORK)
+        runs.move(store, name, before, f"back by itself, {_PROBE} {number} ran")
+    return why is None
+
+
+def require_in_work(store: MeasurementStore, settings: Settings, name: str) -> None:
+    """Before a run: a quarantined device whose probe is due is probed, and is back in work if that went well.
+
+    Raises:
+        NotFoundError: no such device.
+        UserError: it is quarantined and stays so, the message says why and when it is probed next; or it was retired
+            during the probe.
+    """
+    from tlp.measure.endpoint import open_runner
+
+    found = probation(store, name, settings)
+    if found is None:
+        return
+    wait_s = found.due_in_s(datetime.now(UTC))
+    if wait_s == 0:
+        say(f"{name} is quarantined since {found.since:%Y-%m-%d %H:%M} UTC, probing it")
+        limits = settings.model_copy(
+            update={"queue_timeout_s": min(settings.queue_timeout_s, PROBE_QUEUE_S), "device_max_losses": 1}
+        )
+        with (
+            runs.device_lock(settings, name),
+            open_runner(store.get_device(name), limits, quarantined=True) as runner,
+        ):
+            if try_now(store, settings, name, runner):
+                return
+        found = probation(store, name, settings)
+        if found is None:
+            return
+        wait_s = found.due_in_s(datetime.now(UTC))
+    raise UserError(
+        f"device {name!r} is quarantined since {found.since:%Y-%m-%d %H:%M} UTC ({found.reason}); "
+        f"the next probe is due in {wait_s:.0f} s",
+        next_command=f"tlp device resume {name}",
+    )
+
+
+def set_aside(store: MeasurementStore, name: str, cause: DeviceError) -> None:
+    """Within a run: quarantine the device, with the error's message as the reason.
+
+    Raises:
+        UserError: a person retired it meanwhile; it stays so.
+    """
+    try:
+        runs.move(store, name, DeviceState.QUARANTINED, cause.message)
+    except UserError as exc:
+        raise exc from cause
+
+
+def wait_for_return(
+    store: MeasurementStore,
+    settings: Settings,
+    name: str,
+    runner: Runner,
+    sleep: Callable[[float], None] = time.sleep,
+) -> bool:
+    """Within a run: probe the device that was just quarantined until it is back, or `probe_patience_s` are over.
+
+    Args:
+        store: the store.
+        settings: back-off and patience.
+        name: the device.
+        runner: of the device.
+        sleep: waits that many seconds.
+
+    Raises:
+        NotFoundError: no such device.
+        UserError: a person retired it meanwhile; it stays so.
+    """
+    end = time.monotonic() + settings.probe_patience_s
+    while True:
+        found = probation(store, name, settings)
+        if found is None:
+            runs.require_not_retired(store, name)
+            return True  # a person resumed it
+        wait_s = found.due_in_s(datetime.now(UTC))
+        if time.monotonic() + wait_s > end:
+            return False
+        say(f"{name} is lost, probe {found.failed_probes + 1} in {wait_s:.0f} s: {found.reason}")
+        sleep(wait_s)
+        if try_now(store, settings, name, runner):
+            say(f"{name} is back")
+            return True

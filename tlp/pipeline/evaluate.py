@@ -1,0 +1,242 @@
+"""`tlp evaluate`: a registered version on the held-out networks, beside baselines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from storage import Device, MeasurementStore
+from tlp.core.errors import InvalidInputError, ModelFormatError, NotFoundError
+from tlp.core.settings import Settings
+from tlp.fleet.counts import more_held_out
+
+if TYPE_CHECKING:
+    from tlp.model.checkpoint import Checkpoint
+    from tlp.registry import Registry, ResolvedModel
+    from tlp.training.judge.evaluate import Scorer
+
+BASELINES = ("random", "xgb", "mlp", "single", "felix")
+PREDICTOR = "mtl-tlp"
+
+
+def evaluate_version(
+    store: MeasurementStore,
+    settings: Settings,
+    *,
+    ref: str = "champion",
+    baselines: Sequence[str] = ("random",),
+    family: str | None = None,
+    plot: Path | None = None,
+) -> dict[str, Any]:
+    """Top-k of a version per device, with 95% bootstrap intervals over the held-out tasks.
+
+    A device is scored by the models of its language (`tlp.training.decision.training_language`).
+
+    `felix` is the promoted version of Felix's cost model; the other baselines are trained on each device's samples at
+    the version's watermark (`tlp.training.judge.compare`). A program that TVM cannot replay has no features for `xgb`
+    and `mlp`: on a device where one of them is compared, no predictor is asked about it (`left_out` counts them).
+
+    Args:
+        store: the store.
+        settings: where the registry is, training options, torch's threads and device.
+        ref: `champion`, another alias, or a version number.
+        baselines: out of `BASELINES`; random choice is always there.
+        family: ISA family; None: every one that has samples and such a version that can be read.
+        plot: where to draw the top-k curves, a PNG; None: nothing is drawn.
+
+    Returns:
+        `devices` (device → predictor → `top1`, `top5`, `networks` and what `tlp.training.judge.intervals` adds),
+        `watermark`, `models` (name → version as text), `skipped` (family → why it is not here), `notes`, `left_out`
+        (device → programs), `trained` (device → baseline → programs and seconds) and `plot`.
+
+    Raises:
+        InvalidInputError: an unknown baseline, a plot that is no PNG or cannot be written, or no measured program of
+            a held-out network.
+        NotFoundError: no device has samples; no family has such a version.
+        ModelFormatError: no family has one that this release can read.
+        RegistryError: the registry is at fault.
+    """
+    unknown = [name for name in baselines if name not in BASELINES]
+    if unknown:
+        raise InvalidInputError(
+            f"baseline {unknown[0]!r} is not in this release, there is {', '.join(BASELINES)}",
+            next_command="tlp evaluate --baseline random",
+        )
+    if plot is not None:
+        _require_writable(plot)
+    counts = store.device_counts()
+    measured = [device for device in store.list_devices() if counts[device.name].samples_ok]
+    from tlp.training.decision import model_key, training_language
+
+    spoken = {device.name: training_language(store, device.name) for device in measured}
+    keys = sorted(
+        {model_key(device.family, spoken[device.name]) for device in measured if family in (None, device.family)}
+    )
+    if not keys:
+        of = "" if family is None else f" of family {family!r}"
+        raise NotFoundError(f"no device{of} has samples to evaluate on", next_command="tlp device list")
+
+    from tlp.registry import Registry
+    from tlp.training.judge.evaluate import EvaluationReport, PredictorResult
+    from tlp.training.judge.intervals import with_intervals
+
+    registry = Registry(settings, store)
+    registry.reconcile()
+    resolved, skipped = _resolve(registry, keys, ref)
+    mark = store.watermark()
+    report: dict[str, Any] = {
+        "devices": {},
+        "watermark": mark,
+        "models": {found.model: str(found.version) for found, _ in resolved.values()},
+        "skipped": skipped,
+        "notes": [],
+        "left_out": {},
+        "trained": {},
+        "plot": None,
+    }
+    results: dict[str, dict[str, PredictorResult]] = {}
+    for name, (found, checkpoint) in resolved.items():
+        devices = [device for device in measured if model_key(device.family, spoken[device.name]) == name]
+        beside = _promoted_felix(store, settings, registry, name, report) if "felix" in baselines else {}
+        results |= _evaluate_model(store, settings, found, checkpoint, devices, baselines, report, beside)
+    if not results:
+        raise InvalidInputError(
+            "no held-out network has measured programs, at least two per task are needed",
+            next_command=more_held_out(measured[0], store.list_networks()),
+        )
+    report["devices"] = {
+        device: with_intervals(predictors, reference=PREDICTOR, seed=settings.seed)
+        for device, predictors in results.items()
+    }
+    if plot is not None:
+        from tlp.training.judge import plots
+
+        drawn = plots.top_k_curves(EvaluationReport(results, mark), plot, seed=settings.seed)
+        report["plot"] = str(drawn.absolute())
+    return report
+
+
+def default_plot(settings: Settings, ref: str) -> Path:
+    """Where `tlp evaluate` draws if not told: one file per version asked for, drawn anew each time."""
+    return settings.artifacts_dir / "evaluate" / f"top_k-{re.sub(r'[^A-Za-z0-9_-]', '_', ref)}.png"
+
+
+def _require_writable(plot: Path) -> None:
+    """Raise InvalidInputError unless a PNG can be written there: evaluating may take hours, so it is asked first."""
+    again = "tlp evaluate --plot top_k.png"
+    if plot.suffix.lower() != ".png":
+        raise InvalidInputError(f"the plot {plot} must end in .png", next_command=again)
+    try:
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not plot.exists()
+        plot.open("ab").close()
+        if is_new:
+            plot.unlink()
+    except OSError as exc:
+        raise InvalidInputError(f"the plot {plot} cannot be written: {exc.strerror}", next_command=again) from exc
+
+
+def _resolve(
+    registry: Registry, families: Sequence[str], ref: str
+) -> tuple[dict[str, tuple[ResolvedModel, Checkpoint]], dict[str, str]]:
+    """The version of each family and why the others have none that can be used; raises that if no family has one."""
+    from tlp.model.checkpoint import Checkpoint
+
+    resolved: dict[str, tuple[ResolvedModel, Checkpoint]] = {}
+    missing: dict[str, NotFoundError | ModelFormatError] = {}
+    for name in families:
+        try:
+            found = registry.resolve(name, ref=ref)
+            resolved[name] = found, Checkpoint.load(found.checkpoint_dir)
+        except (NotFoundError, ModelFormatError) as exc:
+            missing[name] = exc
+    if not resolved:
+        # A version that cannot be read says more than one that is not there.
+        raise next((exc for exc in missing.values() if isinstance(exc, ModelFormatError)), missing[families[0]])
+    return resolved, {name: exc.message for name, exc in missing.items()}
+
+
+def _promoted_felix(
+    store: MeasurementStore, settings: Settings, registry: Registry, key: str, report: dict[str, Any]
+) -> dict[str, Scorer]:
+    """The champion of Felix's model beside MTL-TLP's under a key; none, with a note, if there is none to be used."""
+    from tlp.felix import config as felix
+    from tlp.registry.champion import find_champion
+    from tlp.training.judge.scorers import scorer_of
+
+    try:
+        found = find_champion(registry, f"{felix.KIND}-{key}")
+    except ModelFormatError as exc:
+        report["notes"].append(f"{felix.KIND} left out: {exc.message}")
+        return {}
+    if found is None:
+        report["notes"].append(f"{felix.KIND} left out, no version is promoted: tlp train --model {felix.KIND}")
+        return {}
+    report["models"][registry.model_name(f"{felix.KIND}-{key}")] = str(found.version)
+    return {felix.KIND: scorer_of(found.loaded, store, settings)}
+
+
+def _evaluate_model(
+    store: MeasurementStore,
+    settings: Settings,
+    resolved: ResolvedModel,
+    checkpoint: Checkpoint,
+    devices: Sequence[Device],
+    baselines: Sequence[str],
+    report: dict[str, Any],
+    beside: Mapping[str, Scorer],
+) -> dict[str, Any]:
+    """Results per device and predictor; what happened on the way goes into `report`."""
+    from tlp.language.encoders import language_of
+    from tlp.model.nearest import nearest_head
+    from tlp.training.data.holdout import choose_holdout
+    from tlp.training.judge.compare import TRAINED, Baselines, snapshot_of, train_baselines
+    from tlp.training.judge.evaluate import CheckpointScorer, evaluate
+
+    language = language_of(checkpoint.encoder_version)
+    version = CheckpointScorer(checkpoint, threads=settings.torch_threads, torch_device=settings.torch_device)
+    holdout = choose_holdout(store, language=language)
+    mark = report["watermark"]
+    names = [name for name in TRAINED if name in baselines]
+    trained_at, note = snapshot_of(store, checkpoint.manifest, mark) if names else (mark, None)
+    report["notes"] += [f"{resolved.model}: {note}"] if note else []
+    if seen := sorted(set(holdout.networks) - set(checkpoint.manifest.holdout)):
+        report["notes"].append(
+            f"{resolved.model}: {', '.join(seen)} was not held out when version {resolved.version} was trained"
+        )
+    found: dict[str, Any] = {}
+    # Baselines are trained only where there is something to rank.
+    for name in evaluate(
+        store, [d.name for d in devices], {}, watermark=mark, holdout=holdout, language=language
+    ).devices:
+        device = store.get_device(name)
+        if name not in checkpoint.heads:
+            like = nearest_head(checkpoint, name, device.target, device.family)
+            report["notes"].append(f"{name}: version {resolved.version} has no head for it, {like}'s is used")
+        made = Baselines()
+        if names:
+            made = train_baselines(
+                store,
+                settings,
+                device,
+                names,
+                checkpoint,
+                watermark=trained_at,
+                evaluated_at=mark,
+                holdout=holdout,
+            )
+        scorers = {PREDICTOR: version, **beside} | made.scorers
+        ranked = evaluate(
+            store, [name], scorers, watermark=mark, holdout=holdout, exclude=made.exclude, language=language
+        ).devices
+        if not ranked:
+            made.leave_out_features(f"{name}: TVM can replay no two programs of any held-out task")
+            scorers = {PREDICTOR: version, **beside} | made.scorers
+            ranked = evaluate(store, [name], scorers, watermark=mark, holdout=holdout, language=language).devices
+        found |= ranked
+        report["notes"] += made.notes
+        report["left_out"] |= {name: len(made.exclude)} if made.exclude else {}
+        report["trained"] |= {name: made.facts} if made.facts else {}
+    return found

@@ -1,0 +1,17 @@
+"""The tuning night: which networks are due on which devices, in which order, with how many programs each.
+
+    night = Night(store, settings)
+    night.decide()
+    with night.open():
+        for pair in night.pairs():
+            night.add(night.tune(pair))
+        report = night.close()
+
+`flows/tune_all.py` strings it together; docs/operations.md says what its sentences mean.
+"""
+
+from tlp.pipeline.night._due import Decided, Pair, decide, plan
+from tlp.pipeline.night._night import Night, Turn
+from tlp.pipeline.night._registry import NightRegistry
+
+__all__ = ["Decided", "Night", "NightRegistry", "Pair", "Turn", "decide", "plan"]

@@ -1,0 +1,286 @@
+"""Which networks are due on which devices, in which order, and how a night's budget is shared among them.
+
+A pair of network and device is due if
+
+1. its last tuning run with the champion was interrupted or killed: it is gone on with;
+2. it was never tuned with a champion;
+3. the champion of the device is another version than the one its last run ended with;
+4. its runs with that version have measured fewer than `tune_trials` programs, and the last one did not end because the
+   network was flat or its design spaces held no more.
+
+Order: interrupted runs first (their design spaces are half searched), then pairs that were never tuned, then the
+longest ago. Not by expected gain: what a new version will bring is not known before it was tried, a pair that gains
+nothing ends flat and leaves its part of the budget to the others, and whoever waited tonight is first tomorrow.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from storage import Device, DeviceState, MeasurementStore, Network, Run, RunKind, RunState
+from tlp.core.errors import RegistryError, RegistryUnavailableError, TlpError, UserError
+from tlp.core.settings import Settings
+from tlp.fleet import runs
+from tlp.measure import quarantine
+from tlp.registry import CHAMPION, Registry, ResolvedModel
+from tlp.search.tuning import find_resumable
+
+FLAT: Final = "flat"  # how the reason of a run begins that ended because the network got no faster
+EXHAUSTED: Final = "no more programs"  # and of one that had nothing left to measure
+_DATASET: Final = "dataset"
+_INTERRUPTED: Final = (RunState.INTERRUPTED, RunState.CRASHED)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A network on a device.
+
+    Attributes:
+        due: it is to be tuned.
+        reason: one sentence with the numbers.
+        numbers: what the sentence was made from: `trials`, `tune_trials`, `version` (of the last run), `champion`.
+        resume: by going on with its last run.
+        need: programs it still lacks; 0 if it is not due.
+        least: programs that give each of its tasks one round.
+        spent: of a run that is resumed: programs that earlier parts measured.
+        last_at: when its last run with a champion began, UTC; None: never.
+    """
+
+    network: str
+    device: str
+    due: bool
+    reason: str
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    resume: bool = False
+    need: int = 0
+    least: int = 0
+    spent: int = 0
+    last_at: datetime | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values; `last_at` as ISO 8601."""
+        return {
+            "network": self.network,
+            "device": self.device,
+            "due": self.due,
+            "reason": self.reason,
+            "numbers": dict(self.numbers),
+            "resume": self.resume,
+            "need": self.need,
+            "last_at": None if self.last_at is None else self.last_at.isoformat(),
+        }
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What a night could do.
+
+    Attributes:
+        pairs: every network that can be tuned on every device that can be tuned for; due ones first, in their order.
+        left_out: name of a device or network → why it is in no pair.
+    """
+
+    pairs: tuple[Pair, ...]
+    left_out: Mapping[str, str]
+
+    @property
+    def due(self) -> tuple[Pair, ...]:
+        """Those that are due, in their order."""
+        return tuple(pair for pair in self.pairs if pair.due)
+
+
+def decide(
+    store: MeasurementStore,
+    settings: Settings,
+    registry: Registry,
+    *,
+    device: str | None = None,
+    network: str | None = None,
+    probe: bool = False,
+) -> Decided:
+    """Look at every network on every device.
+
+    Args:
+        store: the store.
+        settings: `tune_trials`, `tune_batch`.
+        registry: asked for the version in force on each device.
+        device: only this one.
+        network: only this one.
+        probe: probe quarantined devices whose probe is due; what answers is back in work.
+
+    Raises:
+        NotFoundError: no such device or network.
+        RegistryUnavailableError: MLflow does not answer, and there is no device whose version is known without it.
+    """
+    devices = store.list_devices() if device is None else [store.get_device(device)]
+    networks = store.list_networks() if network is None else [store.get_network(network)]
+    left_out: dict[str, str] = {}
+    tunable = []
+    for found in networks:
+        why = _no_network(found)
+        if why is None:
+            tunable.append(found)
+        else:
+            left_out[f"network {found.name}"] = why
+    pairs: list[Pair] = []
+    outage: RegistryUnavailableError | None = None
+    for row in devices:
+        why = _no_device(store, settings, row, probe)
+        champion = None
+        if why is None:
+            try:
+                used = registry.usable(row.family, row.name, lambda resolved: resolved)
+                champion = str(used.version)
+                if not _serves(store, store.get_device(row.name), used.loaded):  # a probe may have brought it back
+                    without = f"version {used.version} has no head for it"
+                    champion, why = None, f"it is {row.state}, and {without} (tlp bootstrap {row.name})"
+            except (RegistryError, UserError) as exc:
+                why = f"no version to tune with: {exc.message}"
+                outage = exc if isinstance(exc, RegistryUnavailableError) else outage
+        if champion is None:
+            left_out[f"device {row.name}"] = why or "no version to tune with"
+            continue
+        tuned = _runs_by_network(store, row.name)
+        pairs += [_decide(store, settings, found, row.name, tuned.get(found.name, []), champion) for found in tunable]
+    if outage is not None and not pairs:
+        raise outage
+    return Decided(tuple(sorted(pairs, key=_order)), left_out)
+
+
+def plan(pairs: Sequence[Pair], budget: int, *, first: bool = True) -> list[int]:
+    """Programs for each pair, in their order; 0 for one that has to wait for another night.
+
+    Each gets what it needs, at most an equal part of what is left for it and those behind it; less than one round per
+    task is not worth opening its design spaces. What one leaves falls to those behind it.
+
+    Args:
+        pairs: due ones.
+        budget: programs for all of them; below 0 (a killed part of the night spent more than that) is as 0.
+        first: the first may have all there is, however few: a network larger than the budget must have its turn, too.
+    """
+    shares: list[int] = []
+    budget = max(budget, 0)
+    for index, pair in enumerate(pairs):
+        fair = max(budget // (len(pairs) - index), pair.least)
+        share = min(pair.need, fair)
+        if share > budget:
+            share = budget if first and index == 0 else 0
+        shares.append(share)
+        budget -= share
+    return shares
+
+
+def _order(pair: Pair) -> tuple[Any, ...]:
+    never = pair.last_at is None
+    at = pair.last_at.timestamp() if pair.last_at is not None else 0.0
+    return not pair.due, not pair.resume, not never, at, pair.network, pair.device
+
+
+def _no_network(network: Network) -> str | None:
+    if network.source.partition(":")[0] == _DATASET:
+        return f"it came with the data set {network.source.partition(':')[2]}: there is nothing to compile"
+    return None if network.tasks else "it has no tasks"
+
+
+def _no_device(store: MeasurementStore, settings: Settings, device: Device, probe: bool) -> str | None:
+    if device.endpoint.get("kind") == _DATASET:
+        return "a platform of a data set: there is no hardware to measure on"
+    if device.state is DeviceState.QUARANTINED and probe:
+        try:
+            quarantine.require_in_work(store, settings, device.name)
+        except TlpError as exc:
+            return exc.message
+        device = store.get_device(device.name)
+    if device.state in runs.OUT_OF_WORK:
+        return f"it is {device.state} and gets no new work"
+    return None
+
+
+def _serves(store: MeasurementStore, device: Device, version: ResolvedModel) -> bool:
+    """Whether the device is served: it is said so, or a person moved the champion and it has a head for it."""
+    state = runs.state_before(store, device.name, *runs.BUSY) if device.state in runs.BUSY else device.state
+    if state is DeviceState.SERVING or "devices" not in version.tags:
+        return state is DeviceState.SERVING
+    return device.name in json.loads(version.tags["devices"])
+
+
+def _runs_by_network(store: MeasurementStore, device: str) -> dict[str, list[Run]]:
+    found: dict[str, list[Run]] = {}
+    for run in store.list_runs(kind=RunKind.TUNE, device=device):  # newest first
+        found.setdefault(str(run.params.get("network")), []).append(run)
+    return found
+
+
+def _decide(
+    store: MeasurementStore, settings: Settings, network: Network, device: str, tuned: Sequence[Run], champion: str
+) -> Pair:
+    """Args: tuned: runs of the pair, newest first, whatever model they were with."""
+    name, goal = network.name, settings.tune_trials
+    where = f"{name} on {device}"
+    mine = [run for run in tuned if run.params.get("model") == CHAMPION]
+    last_at = mine[0].started_at if mine else None
+    least = settings.tune_batch * len(network.tasks)
+    numbers: dict[str, Any] = {"trials": 0, "tune_trials": goal, "version": None, "champion": champion}
+
+    def pair(due: bool, reason: str, need: int = 0, *, resume: bool = False, spent: int = 0) -> Pair:
+        return Pair(name, device, due, f"{where}: {reason}", numbers, resume, need, least, spent, last_at)
+
+    if tuned and tuned[0].state is RunState.RUNNING:
+        return pair(False, f"run {tuned[0].run_id[:8]} is tuning it")
+    if mine and mine[0] is tuned[0] and mine[0].state in _INTERRUPTED:
+        total = int(mine[0].params.get("trials", goal))
+        ids = find_resumable(store, name, device).run_ids
+        spent = len(set().union(*(_programs(store, run_id) for run_id in ids)))
+        numbers |= {"trials": spent, "tune_trials": total, "version": _ended_with(store, mine[0])}
+        how = "was killed" if mine[0].state is RunState.CRASHED else "was interrupted"
+        text = f"run {mine[0].run_id[:8]} {how} after {spent} of {total} programs"
+        return pair(True, text, max(total - spent, 0), resume=True, spent=spent)
+    parts = {run.params.get("resumed_from") for run in mine}
+    whole = [run for run in mine if run.run_id not in parts and _measured(store, run)]
+    if not whole:
+        other = f" (its last run was with {tuned[0].params.get('model')})" if tuned else ""
+        return pair(True, f"never tuned with a champion{other}", goal)
+    last = whole[0]
+    numbers["version"] = version = _ended_with(store, last)
+    if version != champion:
+        text = f"last tuned with version {version} on {last.started_at:%Y-%m-%d}, version {champion} is champion now"
+        return pair(True, text, goal)
+    trials = 0
+    for run in whole:
+        if _ended_with(store, run) != champion:
+            break
+        trials += _trials(store, run)
+    numbers["trials"] = trials
+    so_far = f"{trials} of {goal} programs with version {champion}"
+    if last.reason.startswith((FLAT, EXHAUSTED)):
+        return pair(False, f"{so_far}, and its last run ended: {last.reason}")
+    if trials >= goal:
+        return pair(False, so_far)
+    ended = "" if last.reason == "done" else f", its last run ended: {last.reason}"
+    return pair(True, f"{so_far}{ended}", goal - trials)
+
+
+def _measured(store: MeasurementStore, run: Run) -> bool:
+    """Whether a run says anything of its pair: one that failed before its first program does not."""
+    return run.state is RunState.DONE or _trials(store, run) > 0
+
+
+def _trials(store: MeasurementStore, run: Run) -> int:
+    """Programs of a run and the parts before it; of a run that was killed those that are in the store."""
+    return int(run.result["trials"]) if "trials" in run.result else len(_programs(store, run.run_id))
+
+
+def _ended_with(store: MeasurementStore, run: Run) -> str | None:
+    """The version of its last round; None if it had none."""
+    if (version := run.result.get("model_version")) not in (None, "none"):
+        return str(version)
+    rounds = store.tuning_results(run_id=run.run_id)
+    return rounds[-1].model_version if rounds else None
+
+
+def _programs(store: MeasurementStore, run_id: str) -> set[str]:
+    return set(store.measurements(run_id=run_id)["program_id"])

@@ -1,0 +1,315 @@
+"""One night: the due pairs one after the other, each a tuning run of its own, and the report over all of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from storage import MeasurementStore, Run, RunKind, RunState
+from tlp.core.errors import BusyError, TlpError
+from tlp.core.progress import say
+from tlp.core.settings import Settings
+from tlp.fleet import runs
+from tlp.fleet.counts import validate_count
+from tlp.pipeline import stages as pipeline
+from tlp.pipeline.night import _curve, _log
+from tlp.pipeline.night._due import Decided, Pair, decide, plan
+from tlp.pipeline.night._registry import NightRegistry
+from tlp.report import night as pages
+from tlp.search.tuning import find_resumable
+
+WHAT: Final = "tuning night"  # `params["what"]` of a night's own run
+SAME_NIGHT: Final = timedelta(hours=12)  # a night that was killed goes on with what is left of its budget until then
+_RECENT_RUNS: Final = 500
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A pair that is to be tuned now.
+
+    Attributes:
+        pair: as it stands now.
+        trials: programs it gets.
+        best: what is known before, workload → seconds.
+        known: programs of its earlier parts, if it is resumed.
+        at: when its turn began, UTC; `clock` by the monotonic clock, seconds.
+    """
+
+    pair: Pair
+    trials: int
+    best: Mapping[str, float]
+    known: frozenset[str]
+    at: datetime
+    clock: float
+
+
+class Night:
+    """A night's decisions, budget and report; see the package.
+
+    Args:
+        store: the store.
+        settings: `tune_night_trials`, `tune_night_s`, tuning.
+        device: only this one; None: all.
+        trials: programs in all; None: `tune_night_trials`.
+
+    Raises:
+        InvalidInputError: `trials` is no count.
+    """
+
+    def __init__(
+        self, store: MeasurementStore, settings: Settings, *, device: str | None = None, trials: int | None = None
+    ) -> None:
+        if trials is not None:
+            validate_count("trials", trials, next_command="tlp tune --due --trials 640")
+        self._store = store
+        self._settings = settings
+        self._registry = NightRegistry(settings, store)
+        self._device = device
+        self._clock = time.monotonic()
+        self._run: runs.OpenRun | None = None
+        self._errors: list[Exception] = []
+        self._curves: dict[str, list[tuple[int, float]]] = {}
+        self._decided = Decided((), {})
+        self.at = datetime.now(UTC)
+        self.budget = settings.tune_night_trials if trials is None else trials
+        self.spent_before = self._spent_before()
+        self.rows: list[dict[str, Any]] = []
+        self.waiting: list[dict[str, str]] = []
+
+    def decide(self, *, dry_run: bool = False) -> dict[str, Any]:
+        """Which pairs are due, with the programs each would get; see `report` for the keys.
+
+        Args:
+            dry_run: leave quarantined devices alone instead of probing those whose probe is due.
+
+        Raises:
+            NotFoundError: no such device.
+            RegistryUnavailableError: MLflow does not answer and no champion is known without it.
+        """
+        self._registry.reconcile()  # a champion that a person moved meanwhile is recorded before it is used
+        self._decided = decide(self._store, self._settings, self._registry, device=self._device, probe=not dry_run)
+        return self.report(("would tune: " if self._decided.due else "nothing to do: ") + self._why())
+
+    def _why(self) -> str:
+        shown = self._decided.due or self._decided.pairs
+        reasons = [pair.reason for pair in shown] or pages.left_out(self._decided.left_out)
+        return "; ".join(reasons) or "there are no devices and no networks"
+
+    @property
+    def due(self) -> bool:
+        """Whether anything is to be done."""
+        return bool(self._decided.due)
+
+    def skip(self, reason: str) -> None:
+        """Record that there was nothing to do, and why."""
+        with runs.open_run(self._store, RunKind.TUNE, params=self._params()) as run:
+            run.skip(reason)
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """The night's own run row, for the length of the body."""
+        with runs.open_run(self._store, RunKind.TUNE, params=self._params()) as run:
+            self._run = run
+            yield
+
+    def turns(self) -> Iterator[Turn]:
+        """The due pairs in their order, each decided anew: other runs, people and devices do not wait for the night."""
+        queue = list(self._decided.due)
+        for index, planned in enumerate(queue):
+            try:
+                found = decide(
+                    self._store, self._settings, self._registry, device=planned.device, network=planned.network
+                )
+            except TlpError as exc:  # MLflow went away meanwhile, say: the next pair may be of another family
+                self._wait(planned, exc.message)
+                continue
+            pair = next(iter(found.pairs), None)
+            if pair is None or not pair.due:
+                self._wait(planned, pair.reason if pair else "; ".join(found.left_out.values()))
+                continue
+            if time.monotonic() - self._clock > self._settings.tune_night_s:
+                self._wait(planned, f"the night has lasted {self._settings.tune_night_s / 3600:g} h")
+                continue
+            left = max(self.budget - self._spent(), 0)
+            share = plan([pair, *queue[index + 1 :]], left, first=not self.rows)[0]
+            if share == 0 and pair.need > 0:
+                what = f"{left} of {self.budget} programs of the night are left, one round of its tasks is {pair.least}"
+                self._wait(planned, what)
+                continue
+            yield self._turn(pair, share)
+
+    def _turn(self, pair: Pair, share: int) -> Turn:
+        known: frozenset[str] = frozenset()
+        if pair.resume:
+            parts = find_resumable(self._store, pair.network, pair.device).run_ids
+            known = frozenset(p for part in parts for p in self._store.measurements(run_id=part)["program_id"])
+        best = _curve.best(self._store, pair.network, pair.device)
+        say(f"{pair.reason}: {share} programs")
+        return Turn(pair, share, best, known, datetime.now(UTC), time.monotonic())
+
+    def tune(self, turn: Turn) -> dict[str, Any]:
+        """Tune a pair until it is flat or has its programs; returns its row of the report.
+
+        Raises:
+            What `pipeline.tune` raises: hand it to `failed`.
+        """
+        pair = turn.pair
+        total: int | None = turn.trials
+        if pair.resume:  # the interrupted run's own total, unless the night has not that much left
+            total = None if turn.trials >= pair.need else pair.spent + turn.trials
+        report = pipeline.tune(
+            self._store,
+            self._settings,
+            network=pair.network,
+            device=pair.device,
+            trials=total,
+            resume=pair.resume,
+            until_flat=True,
+            registry=self._registry,
+        )
+        return self._row(turn, "tuned", report["reason"], report)
+
+    def failed(self, turn: Turn, exc: Exception) -> dict[str, Any]:
+        """The row of a pair whose tuning raised; what it measured before counts."""
+        ended = "busy" if isinstance(exc, BusyError) else "failed"
+        text = exc.message if isinstance(exc, TlpError) else f"{type(exc).__name__}: {exc}"
+        self._errors.append(exc)
+        say(f"{turn.pair.network} on {turn.pair.device}: {ended}: {text}")
+        return self._row(turn, ended, " ".join(text.split()), {})
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Take up a pair's row; the night's run has it from now on, however the night ends."""
+        self.rows.append(row)
+        if self._run is not None:
+            self._run.result = {"tuned": self.rows, "trials": self._spent()}
+
+    def close(self) -> dict[str, Any]:
+        """The report, also in the night's run row and in MLflow."""
+        try:
+            self._registry.reconcile()  # what a person moved during the night is in the history by the morning
+        except TlpError as exc:
+            self._registry.outages.append(exc.message)
+        report = self.report(self._outcome())
+        try:
+            report["mlflow_run"] = _log.log(self._settings, self.at, report, self._curves)
+        except TlpError as exc:
+            report["warnings"].append(f"the night is in the store, not in MLflow: {exc.message}")
+        if self._run is not None:
+            self._run.reason = report["reason"]
+            kept = ("tuned", "waiting", "warnings", "mlflow_run", "spent_before")
+            self._run.result = {"trials": self._spent(), **{key: report[key] for key in kept}}
+        return report
+
+    def require_some(self) -> None:
+        """Raise the first pair's error if no pair could be tuned; a BusyError only if all were busy."""
+        if self.rows and all(row["ended"] != "tuned" for row in self.rows):
+            real = [exc for exc in self._errors if not isinstance(exc, BusyError)]
+            raise (real or self._errors)[0]
+
+    def report(self, reason: str) -> dict[str, Any]:
+        """JSON values.
+
+        Returns:
+            `budget` and `spent_before` (programs), `pairs` (`Pair.to_json` and `share`), `left_out` (name → reason),
+            `tuned` (rows), `waiting` (network, device, reason), `warnings`, `mlflow_run`, `reason`, `seconds`.
+        """
+        shares = plan(self._decided.due, self.budget - self.spent_before)
+        pairs = [pair.to_json() for pair in self._decided.pairs]
+        for index, row in enumerate(pairs):
+            row["share"] = shares[index] if index < len(shares) else 0  # due ones come first
+        return {
+            "at": self.at.isoformat(),
+            "budget": self.budget,
+            "spent_before": self.spent_before,
+            "pairs": pairs,
+            "left_out": dict(self._decided.left_out),
+            "tuned": self.rows,
+            "waiting": self.waiting,
+            "warnings": list(self._registry.outages),
+            "mlflow_run": None,
+            "reason": reason,
+            "seconds": time.monotonic() - self._clock,
+        }
+
+    # -- inside -----------------------------------------------------------------------------------------------
+    def _params(self) -> dict[str, Any]:
+        return {"what": WHAT, "budget": self.budget, "spent_before": self.spent_before, "device": self._device}
+
+    def _wait(self, pair: Pair, reason: str) -> None:
+        self.waiting.append({"network": pair.network, "device": pair.device, "reason": reason})
+
+    def _spent(self) -> int:
+        return self.spent_before + sum(int(row["trials"]) for row in self.rows)
+
+    def _outcome(self) -> str:
+        counts = [(sum(row["ended"] == how for row in self.rows), how) for how in ("tuned", "failed", "busy")]
+        parts = [f"{n} {how}" for n, how in (*counts, (len(self.waiting), "waiting")) if n]
+        return f"{', '.join(parts)} of {len(self._decided.due)} due; {self._spent()} of {self.budget} programs"
+
+    def _row(self, turn: Turn, ended: str, reason: str, report: Mapping[str, Any]) -> dict[str, Any]:
+        pair = turn.pair
+        run = self._run_of(turn)
+        measured = None if run is None else self._store.measurements(run_id=run.run_id)
+        network = self._store.get_network(pair.network)
+        curve = _curve.curve(network, turn.best, turn.known, measured)
+        if len(curve.points) > 1:
+            self._curves[f"{pair.network}/{pair.device}"] = curve.points
+        return {
+            "network": pair.network,
+            "device": pair.device,
+            "ended": ended,
+            "reason": reason,
+            "trials": curve.trials,
+            "trials_total": pair.spent + curve.trials,
+            "failed": curve.failed,
+            "before_s": _curve.estimate(network, turn.best),
+            "after_s": _curve.estimate(network, _curve.best(self._store, pair.network, pair.device)),
+            "versions": report.get("model_versions") or self._versions(run, pair.spent),
+            "degraded": report.get("degraded", {}).get("events", 0),
+            "warnings": report.get("warnings", []),
+            "run_id": None if run is None else run.run_id,
+            "resumed_from": None if run is None else run.params.get("resumed_from"),
+            "seconds": time.monotonic() - turn.clock,
+        }
+
+    def _run_of(self, turn: Turn) -> Run | None:
+        """The tuning run of a turn; None if it did not get so far."""
+        for run in self._store.list_runs(kind=RunKind.TUNE, device=turn.pair.device, limit=1):
+            if run.params.get("network") == turn.pair.network and run.started_at >= turn.at:
+                return run
+        return None
+
+    def _versions(self, run: Run | None, before: int) -> list[dict[str, Any]]:
+        """As in a tuning report, of a run that gave none: a version and the programs measured before it took over."""
+        found: list[dict[str, Any]] = []
+        task_trials: dict[str, int] = {}
+        for result in [] if run is None else self._store.tuning_results(run_id=run.run_id):
+            if not found or found[-1]["version"] != result.model_version:
+                found.append({"version": result.model_version, "after_trials": max(before, sum(task_trials.values()))})
+            task_trials[result.workload_id] = result.trials
+        return found
+
+    def _spent_before(self) -> int:
+        """Programs of tonight's parts that were killed or interrupted."""
+        until, spent = self.at, 0
+        tuned = self._store.list_runs(kind=RunKind.TUNE, limit=_RECENT_RUNS)
+        for night in (run for run in tuned if run.params.get("what") == WHAT):
+            if night.state is RunState.RUNNING:  # somebody else's, at work
+                continue
+            if night.state not in (RunState.INTERRUPTED, RunState.CRASHED) or self.at - night.started_at > SAME_NIGHT:
+                break
+            spent += self._programs_of(tuned, night, until)
+            until = night.started_at
+        return spent
+
+    def _programs_of(self, tuned: Sequence[Run], night: Run, until: datetime) -> int:
+        parts = [
+            run
+            for run in tuned
+            if run.device is not None and run.owner == night.owner and night.started_at <= run.started_at < until
+        ]
+        return sum(self._store.measurements(run_id=run.run_id)["program_id"].n_unique() for run in parts)

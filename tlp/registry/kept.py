@@ -1,0 +1,217 @@
+"""Trained models that are not through yet, on disk: what a kill or a silent MLflow must not lose.
+
+    TLP_HOME/pending/<submission>/
+        manifest.json    `Facts`: what the training was for; the last file to appear with the folder
+        checkpoint/      the model
+        judged.json      the gate's verdict and the evaluation, once there are any
+        figures/         plots, likewise
+
+A folder appears whole (written aside, then renamed) and goes when the model is registered, promoted if it passed, and
+recorded. Everything after its appearance may be done again: see `tlp.training.submit`.
+
+Imports neither torch nor mlflow: `tlp status` counts what is here.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import TypeAdapter
+
+from tlp.core.errors import InvalidInputError, RegistryError
+
+if TYPE_CHECKING:
+    from tlp.core.settings import Settings
+    from tlp.model.checkpoint import Model
+
+log = logging.getLogger(__name__)
+
+FORMAT: Final = 1
+_MANIFEST: Final = "manifest.json"
+_CHECKPOINT: Final = "checkpoint"
+_JUDGED: Final = "judged.json"
+_ASIDE: Final = "."  # names that start with it are being written, taken away, or were found damaged
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a training was for.
+
+    Attributes:
+        key: what its model is registered under (`tlp.training.decision.model_key`).
+        device: the device it was for.
+        language: schedule language of the model.
+        reason: why it was due.
+        parent: version it started from; None: from scratch.
+        at: when training ended, seconds since the epoch.
+        holdout: network → (workload → weight), what it must be judged on.
+        held_networks: `Holdout.networks`.
+        warnings: what a person should know, e.g. that the champion could not be loaded.
+    """
+
+    key: str
+    device: str
+    language: str
+    reason: str
+    parent: int | None
+    at: float
+    holdout: Mapping[str, Mapping[str, int]]
+    held_networks: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A verdict and what it was spoken against.
+
+    Attributes:
+        champion: version the candidate was compared with; None: random choice.
+        alias: where `champion` pointed then; another version than `champion` if that one could not be loaded.
+        gate: `GateVerdict.to_json`.
+        report: `EvaluationReport.to_json`.
+        metrics: figures for the registry.
+    """
+
+    champion: int | None
+    alias: int | None
+    gate: Mapping[str, Any]
+    report: Mapping[str, Any]
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class KeptCandidate:
+    """One folder."""
+
+    folder: Path
+    facts: Facts
+
+    @property
+    def submission(self) -> str:
+        """Its name, by which the registry finds what became of it."""
+        return self.folder.name
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        """The model."""
+        return self.folder / _CHECKPOINT
+
+    @property
+    def figures_dir(self) -> Path:
+        """For plots; may not exist."""
+        return self.folder / "figures"
+
+    def judged(self) -> Judged | None:
+        """The verdict; None if there is none yet (or it cannot be read: it is spoken anew)."""
+        try:
+            return TypeAdapter(Judged).validate_json((self.folder / _JUDGED).read_text())
+        except (OSError, ValueError):
+            return None
+
+    def keep_verdict(self, judged: Judged) -> None:
+        """Write the verdict, whole or not at all. Raises InvalidInputError (the disk)."""
+        try:
+            _write(self.folder / _JUDGED, asdict(judged))
+        except OSError as exc:
+            raise _unwritable(self.folder, exc) from exc
+
+    def set_aside(self, why: str) -> None:
+        """Keep the files, but do not look at them again: they are damaged."""
+        _set_aside(self.folder, why)
+
+    def drop(self) -> None:
+        """Take the folder away: it is through."""
+        aside = self.folder.with_name(f"{_ASIDE}done-{self.submission}")
+        os.replace(self.folder, aside)  # noqa: PTH105  # Path.replace says nothing about directories
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def keep(settings: Settings, candidate: Model, facts: Facts) -> KeptCandidate:
+    """Write a trained model down. Raises InvalidInputError: the folder cannot be written."""
+    final = settings.pending_dir / f"{facts.key}-{uuid.uuid4().hex[:12]}"
+    aside = final.with_name(f"{_ASIDE}partial-{final.name}")
+    try:
+        aside.mkdir(parents=True)
+        candidate.save(aside / _CHECKPOINT)
+        _write(aside / _MANIFEST, {"format": FORMAT, **asdict(facts)})
+        for path in (*(aside / _CHECKPOINT).iterdir(), aside / _CHECKPOINT, aside):
+            _to_disk(path)
+        os.replace(aside, final)  # noqa: PTH105
+        _to_disk(final.parent)
+    except OSError as exc:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise _unwritable(final, exc) from exc
+    return KeptCandidate(final, facts)
+
+
+def find(settings: Settings, key: str | None = None) -> list[KeptCandidate]:
+    """What is kept (for one key), oldest first. What cannot be read is set aside with a warning in the log."""
+    found = []
+    for folder in _folders(settings):
+        try:
+            facts = _read(folder)
+        except RegistryError as exc:
+            _set_aside(folder, exc.message)
+            continue
+        if key is None or facts.key == key:
+            found.append(KeptCandidate(folder, facts))
+    return sorted(found, key=lambda kept: (kept.facts.at, kept.submission))
+
+
+def names(settings: Settings) -> list[str]:
+    """Submissions that wait, without a look into them."""
+    return [folder.name for folder in _folders(settings)]
+
+
+def _folders(settings: Settings) -> list[Path]:
+    try:
+        return sorted(path for path in settings.pending_dir.iterdir() if not path.name.startswith(_ASIDE))
+    except FileNotFoundError:
+        return []
+
+
+def _read(folder: Path) -> Facts:
+    try:
+        value = json.loads((folder / _MANIFEST).read_text())
+        if value.pop("format") != FORMAT:
+            raise ValueError("another format")
+        return TypeAdapter(Facts).validate_python(value)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as exc:
+        raise RegistryError(
+            f"the kept model {folder} cannot be read ({exc})", next_command="tlp train --dry-run"
+        ) from exc
+
+
+def _set_aside(folder: Path, why: str) -> None:
+    aside = folder.with_name(f"{_ASIDE}damaged-{folder.name}-{uuid.uuid4().hex[:8]}")
+    log.warning("%s; it is set aside as %s", why, aside)
+    os.replace(folder, aside)  # noqa: PTH105
+
+
+def _write(path: Path, value: Mapping[str, Any]) -> None:
+    aside = path.with_name(f"{_ASIDE}{path.name}.{os.getpid()}")
+    aside.write_text(json.dumps(value, indent=2, sort_keys=True))
+    _to_disk(aside)
+    aside.replace(path)
+
+
+def _to_disk(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _unwritable(folder: Path, exc: OSError) -> InvalidInputError:
+    return InvalidInputError(
+        f"the trained model cannot be kept in {folder}: {exc.strerror or exc}", next_command="tlp doctor"
+    )

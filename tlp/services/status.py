@@ -1,0 +1,225 @@
+"""What `tlp status` says: fleet, quotas, models, runs, and why anything is late.
+
+Reads the store, the state file of the services and, if a server is up, two REST answers. Imports none of torch, tvm,
+mlflow, prefect: it must answer in a second, and within five while a run writes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from storage import CanaryState, Device, DeviceCounts, DeviceState, MeasurementStore, Run, RunKind, RunState
+from tlp.core import processes as _process
+from tlp.core.settings import Settings
+from tlp.exchange import landing
+from tlp.fleet import quality
+from tlp.measure import canary
+from tlp.measure.noise import noise_floor
+from tlp.registry import model_name
+from tlp.registry import view as registry_view
+from tlp.services import ServicesView, ask, look, schedule_page, schedule_warnings
+
+_RECENT_RUNS = 10
+_MEASURING = (RunKind.MEASURE, RunKind.BOOTSTRAP)
+
+
+def measuring_rate(counts: DeviceCounts, measuring: Sequence[Run]) -> float | None:
+    """OK samples per second of the newest measuring run that got any; None if nothing tells.
+
+    Args:
+        counts: of the device now.
+        measuring: its measuring runs, newest first; `params["ok_before"]` is the count at their start, `result["ok"]`
+            and `result["seconds"]` what they got.
+    """
+    for run in measuring:
+        if run.state is RunState.RUNNING:
+            if counts.last_at is None:
+                continue
+            got = counts.samples_ok - int(run.params.get("ok_before", counts.samples_ok))
+            seconds = (counts.last_at - run.started_at).total_seconds()
+        else:
+            got, seconds = int(run.result.get("ok", 0)), float(run.result.get("seconds", 0.0))
+        if got > 0 and seconds > 0:
+            return got / seconds
+    return None
+
+
+def device_row(
+    device: Device, counts: DeviceCounts, measuring: Sequence[Run], champion_version: str | None
+) -> dict[str, Any]:
+    """One device of `status --json`; `eta_s` is 0 when the quota is in, null when nothing tells."""
+    missing = max(device.min_samples - counts.samples_ok, 0)
+    rate = measuring_rate(counts, measuring)
+    eta_s = 0.0 if missing == 0 else missing / rate if rate else None
+    return {
+        "name": device.name,
+        "state": device.state.value,
+        "family": device.family,
+        "samples_ok": counts.samples_ok,
+        "samples_failed": counts.samples_failed,
+        "samples_flagged": counts.samples_flagged,
+        "min_samples": device.min_samples,
+        "champion_version": champion_version,
+        "eta_s": eta_s,
+    }
+
+
+def _trust(settings: Settings, store: MeasurementStore, device: Device, champion_version: str | None) -> dict[str, Any]:
+    """`canary` and `live` of a device, null where nothing was measured or tuned."""
+    if device.endpoint.get("kind") == "dataset":
+        return {"canary": None, "live": None}
+    live = None if champion_version is None else quality.summary(store, settings, device.name, str(champion_version))
+    return {"canary": canary.summary(store, device.name), "live": live}
+
+
+def _drifting(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A warning for each device whose machine, and for each whose model drifts."""
+    found = []
+    for row in rows:
+        name, seen, live = row["name"], row["canary"], row["live"]
+        if seen is not None and seen["off_in_a_row"]:
+            found.append(
+                f"device {name}: {seen['reason']}; {seen['off_in_a_row']} in a row, {row['samples_flagged']} samples "
+                f"are flagged and not trained on; if it is to stay so: tlp device resume {name} --rebase-canary"
+            )
+        if seen is not None and seen["state"] == CanaryState.FAILED:
+            found.append(f"device {name} has no canary reference, {seen['reason']}: tlp device show {name}")
+        if live is not None and live["fell"]:
+            found.append(f"{live['fell']}; the next retraining takes it up: tlp train --device {name} --dry-run")
+    return found
+
+
+def run_row(run: Run) -> dict[str, Any]:
+    """One run of `status --json`."""
+    return {
+        "run_id": run.run_id,
+        "kind": run.kind.value,
+        "state": run.state.value,
+        "device": run.device,
+        "started_at": run.started_at,
+        "reason": run.reason,
+        "finished_at": run.finished_at,
+    }
+
+
+def collect(settings: Settings, store: MeasurementStore) -> dict[str, Any]:
+    """Everything `tlp status` shows, with the fixed keys devices, models, runs, warnings, and services, at.
+
+    Raises:
+        StoreError: the store cannot be read.
+    """
+    devices = store.list_devices()
+    counts = store.device_counts()
+    services = look(settings)
+    models, registry_warning = registry_view.models(settings, store)
+    champions = {model["name"]: model["champion_version"] for model in models}
+    pins = {(model["name"], device): v for model in models for device, v in model["pins"].items()}
+    rows = []
+    for device in devices:
+        model = model_name(device.family)
+        measuring = [r for r in store.list_runs(device=device.name, limit=20) if r.kind in _MEASURING]
+        champion = pins.get((model, device.name), champions.get(model))
+        row = device_row(device, counts[device.name], measuring, champion)
+        rows.append(row | _trust(settings, store, device, champion))
+    running = store.list_runs(state=RunState.RUNNING)
+    handed_in = landing.summary(settings)
+    return {
+        "at": datetime.now(UTC),
+        "devices": rows,
+        "models": models,
+        "runs": [run_row(run) for run in store.list_runs(limit=_RECENT_RUNS)],
+        "warnings": [
+            *([registry_warning] if registry_warning else []),
+            *registry_view.concerns(settings, store, models),
+            *warnings(devices, running, rows, services),
+            *_drifting(rows),
+            *landing.warnings(settings, handed_in),
+            *_schedules(settings, services, datetime.now(UTC)),
+        ],
+        "services": services.as_dict(),
+        "landing": handed_in,
+    }
+
+
+def warnings(
+    devices: Sequence[Device], running: Sequence[Run], rows: Sequence[dict[str, Any]], services: ServicesView
+) -> list[str]:
+    """What a person should know, one sentence each, the command to type at its end."""
+    found = [
+        f"run {run.run_id[:8]} ({run.kind}) says RUNNING but its process {run.owner.get('pid')} is gone; "
+        f"the next run closes it: tlp {_again(run)}"
+        for run in running
+        if _process.is_gone(run.owner)
+    ]
+    found += [
+        f"device {device.name} is quarantined: tlp device show {device.name}; tlp device resume {device.name}"
+        for device in devices
+        if device.state is DeviceState.QUARANTINED
+    ]
+    busy = {run.device for run in running if not _process.is_gone(run.owner)}
+    for device, row in zip(devices, rows, strict=True):
+        if (
+            device.endpoint.get("kind") != "dataset"
+            and device.state is DeviceState.ENROLLED
+            and device.name not in busy
+        ):
+            missing = max(row["min_samples"] - row["samples_ok"], 0)
+            if missing:
+                found.append(
+                    f"device {device.name} waits for {missing} more samples and nothing measures it: "
+                    f"tlp measure {device.name} --samples {missing}"
+                )
+            else:  # there may be a champion: its family's, without this device, or one a person moved there
+                found.append(
+                    f"device {device.name} has its samples but no training with them passed the gate yet: "
+                    f"tlp train --device {device.name}"
+                )
+    found += services.warnings()
+    return found
+
+
+def device_detail(settings: Settings, store: MeasurementStore, name: str) -> dict[str, Any]:
+    """One device of `collect` with `target`, `facts`, `endpoint`, `noise_floor` and `history`. Raises NotFoundError."""
+    device = store.get_device(name)
+    row: dict[str, Any] = next(row for row in collect(settings, store)["devices"] if row["name"] == name)
+    events = [{"at": e.at, "state": e.state.value, "reason": e.reason} for e in store.device_events(name)]
+    return row | {
+        "target": dict(device.target),
+        "facts": dict(device.facts),
+        "endpoint": dict(device.endpoint),
+        "enrolled_at": device.enrolled_at,
+        "noise_floor": noise_floor(store, name),
+        "history": events,
+    }
+
+
+def _schedules(settings: Settings, services: ServicesView, now: datetime) -> list[str]:
+    """What is late or paused, and schedules that nothing can start."""
+    api_url = os.environ.get("PREFECT_API_URL") or services.prefect_api_url
+    if api_url:
+        found = ask(api_url, now)
+        return [] if found is None else schedule_warnings(found, now, schedule_page(api_url))
+    try:
+        scheduled = json.loads(settings.deployed_path.read_text())["scheduled"]
+    except (FileNotFoundError, ValueError, KeyError):
+        return []
+    if not scheduled:
+        return []
+    return [f"{', '.join(scheduled)} is deployed on a schedule but no Prefect server runs: tlp up"]
+
+
+def _again(run: Run) -> str:
+    """The command that goes on with a run; whatever it is, its start closes the row of the dead one."""
+    if run.kind is RunKind.BOOTSTRAP:
+        return f"bootstrap {run.device}"
+    if run.kind is RunKind.MEASURE:
+        return f"measure {run.device} --samples {run.params.get('samples', 100)}"
+    if run.kind is RunKind.TUNE and run.device is None:  # a night
+        return "tune --due"
+    if run.kind is RunKind.TUNE:
+        return f"tune {run.params.get('network', 'NETWORK')} --device {run.device} --resume"
+    return "train --dry-run"

@@ -1,0 +1,339 @@
+"""A store snapshot as training data: decisions, labels and groups in flat arrays.
+
+Notation
+
+    P  distinct programs (equal rows after encoding count once per workload)
+    D  widest decision vector
+    H  devices = heads
+    G  workloads = groups; the programs of one workload are contiguous
+
+Programs measured on several devices stand once, with one label per device: the trunk runs once for all heads. What is
+kept is decisions, not features; features are made per batch (or once, if they fit `FEATURE_CACHE_BYTES`).
+
+A data set is of one schedule language: that of the encoder; without one given, MetaSchedule's if any of the devices
+has samples of it, else Ansor's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from storage import Device, MeasurementStore, Sketch
+from tlp.core.errors import InvalidInputError
+from tlp.core.progress import say
+from tlp.fleet.counts import more_samples
+from tlp.language import encoders
+from tlp.language.arithmetic import KEY as ARITHMETIC
+from tlp.language.encoders import ANSOR, METASCHEDULE, Encoder
+from tlp.language.vocabulary import Vocabulary
+from tlp.training.data.cache import CacheUnavailableError, FeatureCache
+from tlp.training.data.holdout import Holdout, bucket, choose_holdout
+from tlp.training.data.snapshot import IntArray, Snapshot, Touched, plain_snapshot
+
+FEATURE_CACHE_BYTES = 1 << 30
+VALIDATION = 20  # one training workload in twenty
+MIN_TO_WATCH = 400  # task diversity beats density (TenSet): with fewer workloads all are trained on
+_CHUNK = 4096
+_NOTHING = Touched(0, 0)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Training data; see the notation above.
+
+    Attributes:
+        devices: H devices, the order of the label columns.
+        vocabulary: grown by the training programs.
+        encoder: of that vocabulary.
+        sketches: sketches in use.
+        sketch_of: `(P,)` index into `sketches`.
+        decisions: `(P, D)` int32, right-padded with 0.
+        labels: `(P, H)` float32, min_latency / latency of the (device, workload) group; NaN: not measured there.
+        groups: `(G, 2)` first and one-past-last program of each workload.
+        workload_ids: G workloads.
+        validation: indices of groups that are not trained on but watched.
+        samples: OK samples per device in the snapshot, all workloads, repeats included.
+        duplicates: programs dropped because another one has the same rows.
+        watermark: of the snapshot.
+        holdout: what was left out.
+        touched: what making it cost: rows read from the store, programs encoded to compare them.
+        best_latency_s: `(G, H)` the latencies that the labels are relative to, NaN: nothing measured; None: unknown.
+    """
+
+    devices: tuple[Device, ...]
+    vocabulary: Vocabulary
+    encoder: Encoder
+    sketches: tuple[Sketch, ...]
+    sketch_of: npt.NDArray[np.int64]
+    decisions: npt.NDArray[np.int32]
+    labels: npt.NDArray[np.float32]
+    groups: npt.NDArray[np.int64]
+    workload_ids: tuple[str, ...]
+    validation: tuple[int, ...]
+    samples: Mapping[str, int]
+    duplicates: int
+    watermark: int
+    holdout: Holdout
+    touched: Touched = _NOTHING
+    best_latency_s: npt.NDArray[np.float64] | None = None
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        """Names of the devices, in the order of the label columns."""
+        return tuple(device.name for device in self.devices)
+
+    @property
+    def training_groups(self) -> npt.NDArray[np.int64]:
+        """Indices of the groups to train on."""
+        watched = set(self.validation)
+        return np.array([g for g in range(len(self.groups)) if g not in watched], dtype=np.int64)
+
+    @property
+    def feature_bytes(self) -> int:
+        """Size of all features at once."""
+        return len(self.decisions) * self.encoder.length * self.encoder.width * 4
+
+    def features(self, programs: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float32]:
+        """Encoded programs: `(N,)` indices → `(N, L, E)`, vectorised by sketch."""
+        return _encode(self.encoder, self.sketches, self.sketch_of[programs], self.decisions[programs])
+
+
+def _encode(
+    encoder: Encoder,
+    sketches: Sequence[Sketch],
+    sketch_of: npt.NDArray[np.int64],
+    decisions: IntArray,
+) -> npt.NDArray[np.float32]:
+    """The one place where training encodes."""
+    out = np.empty((len(sketch_of), encoder.length, encoder.width), np.float32)
+    order = np.argsort(sketch_of, kind="stable")
+    used, starts = np.unique(sketch_of[order], return_index=True)
+    for index, start, stop in zip(used, starts, [*starts[1:], len(order)], strict=True):
+        sketch = sketches[int(index)]
+        rows = order[start:stop]
+        out[rows] = encoder.encode(sketch, decisions[rows, : sketch.decision_width])
+    return out
+
+
+def choose_language(counts: Mapping[str, Mapping[str, int]], devices: Collection[str]) -> str:
+    """MetaSchedule's if any of the devices has samples of it, else Ansor's if any has those, else MetaSchedule's.
+
+    Args:
+        counts: what `MeasurementStore.sample_languages` returns.
+        devices: names.
+    """
+    held = {language for name in devices for language in counts.get(name, {})}
+    return ANSOR if ANSOR in held and METASCHEDULE not in held else METASCHEDULE
+
+
+def build_dataset(
+    store: MeasurementStore,
+    devices: Sequence[str],
+    *,
+    watermark: int | None = None,
+    holdout: Sequence[str] | None = None,
+    vocabulary: Vocabulary | None = None,
+    encoder_version: str | None = None,
+    length: int | None = None,
+    language: str | None = None,
+    cache_dir: Path | None = None,
+) -> Dataset:
+    """Training data of some devices at a watermark.
+
+    The same store, watermark and arguments give the same arrays, whatever the order the samples came in, and whether
+    there is a cache or not.
+
+    Args:
+        store: the store.
+        devices: heads, in order.
+        watermark: snapshot; None: now.
+        holdout: networks to hold out; None: those marked, else 10% of the workloads by hash.
+        vocabulary: of the parent model; grows.
+        encoder_version: None: the current one of the language.
+        length: L of the encoder; None: the default.
+        language: schedule language; None: the encoder's, else as the module's text says.
+        cache_dir: folder of `tlp.training.data.cache`; None: read and hash everything, write nothing.
+
+    Raises:
+        NotFoundError: a device or network the store does not have.
+        InvalidInputError: no device has two programs of one workload that is not held out; a language that the encoder
+            does not read.
+        ModelFormatError: an encoder version this release does not have.
+    """
+    mark = store.watermark() if watermark is None else watermark
+    rows = [store.get_device(name) for name in devices]
+    version = _version(store, rows, mark, language, encoder_version)
+    spoken = encoders.language_of(version)
+    held = choose_holdout(store, holdout, language=spoken)
+    sketches = {s.sketch_id: s for s in store.get_sketches() if s.language == spoken}
+    snapshot = _snapshot(store, devices, mark, sketches, version, length, cache_dir)
+    programs = (
+        snapshot.programs.with_row_index("row")
+        .filter(~pl.col("workload_id").is_in(list(held.workload_ids)))
+        .sort("workload_id", "sketch_id", "program_id")
+    )
+    if programs.height == 0:
+        raise InvalidInputError(
+            f"there is nothing to train on: {', '.join(devices)} have no samples outside the held-out workloads",
+            next_command=more_samples(rows[0], 500) if rows else "tlp device list",
+        )
+    used = programs["sketch_id"].unique().sort().to_list()
+    kept = tuple(sketches[sketch_id] for sketch_id in used)
+    _warn_of_missing_arithmetic(version, kept)
+    sketch_of = programs["sketch_id"].replace_strict(used, range(len(used)), return_dtype=pl.Int64).to_numpy()
+    words = encoders.grow_vocabulary(spoken, vocabulary or encoders.new_vocabulary(spoken), kept)
+    encoder = encoders.make_encoder(words, version, length=length)
+    order = programs["row"].to_numpy()
+    width = max(sketch.decision_width for sketch in kept)
+    decisions = snapshot.decisions[order, :width].astype(np.int32, copy=False)
+    workload = programs["workload_id"].rle_id().to_numpy().astype(np.int64)
+    labels, fastest = _labels(snapshot, order, workload, devices)
+    if snapshot.hashes is not None and snapshot.unresolved == encoders.unresolved_names(encoder):
+        hashes = snapshot.hashes[order]
+    else:
+        hashes = hash_rows(encoder, kept, sketch_of, decisions)
+    first, labels = _merge_equal(hashes, workload, labels)
+    workload = workload[first]
+    starts = np.flatnonzero(np.r_[True, np.diff(workload) != 0])
+    groups = np.stack([starts, np.r_[starts[1:], len(workload)]], axis=1)
+    names = tuple(programs["workload_id"].gather(first[starts]).to_list())
+    if int((groups[:, 1] - groups[:, 0]).max()) < 2:
+        raise InvalidInputError(
+            "there is nothing to rank: no workload has two different programs",
+            next_command=more_samples(rows[0], 500),
+        )
+    return Dataset(
+        devices=tuple(rows),
+        vocabulary=words,
+        encoder=encoder,
+        sketches=kept,
+        sketch_of=sketch_of[first],
+        decisions=decisions[first],
+        labels=labels,
+        groups=groups,
+        workload_ids=names,
+        validation=_choose_validation(names),
+        samples=snapshot.samples,
+        duplicates=programs.height - len(first),
+        watermark=mark,
+        holdout=held,
+        touched=snapshot.touched,
+        best_latency_s=fastest,
+    )
+
+
+def _warn_of_missing_arithmetic(version: str, sketches: Sequence[Sketch]) -> None:
+    """Say how many workloads an encoder with a profile has none for."""
+    if not encoders.has_profile(version):
+        return
+    known = {sketch.workload_id: bool((sketch.context or {}).get(ARITHMETIC)) for sketch in sketches}
+    missing = len(known) - sum(known.values())
+    if missing:
+        say(
+            f"{missing} of {len(known)} workloads have no arithmetic (stored by an older release, or with a module "
+            "that TVM cannot read): their programs are trained on without a profile"
+        )
+
+
+def _version(
+    store: MeasurementStore, devices: Sequence[Device], watermark: int, language: str | None, version: str | None
+) -> str:
+    """The encoder version to use. Raises InvalidInputError, ModelFormatError."""
+    if version is None:
+        names = [device.name for device in devices]
+        spoken = language or choose_language(store.sample_languages(watermark=watermark), names)
+        return encoders.default_version(spoken, devices[0].family if devices else "")
+    encoders.check_version(version)
+    if language not in (None, encoders.language_of(version)):
+        raise InvalidInputError(
+            f"encoder {version} reads {encoders.language_of(version)}, not {language}",
+            next_command="tlp train --from-scratch",
+        )
+    return version
+
+
+def _snapshot(
+    store: MeasurementStore,
+    devices: Sequence[str],
+    watermark: int,
+    sketches: Mapping[str, Sketch],
+    version: str,
+    length: int | None,
+    cache_dir: Path | None,
+) -> Snapshot:
+    if cache_dir is not None:
+        size = encoders.make_encoder(Vocabulary(), version, length=length)
+        cache = FeatureCache(cache_dir, version=version, length=size.length, width=size.width, hash_rows=hash_rows)
+        try:
+            return cache.snapshot(store, devices, watermark, sketches)
+        except CacheUnavailableError as exc:
+            say(f"the feature cache {cache.folder} cannot be used, everything is read from the store: {exc}")
+    return plain_snapshot(store, devices, watermark, sketches)
+
+
+def _labels(
+    snapshot: Snapshot, order: IntArray, workload: npt.NDArray[np.int64], devices: Sequence[str]
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float64]]:
+    """`(P, H)` min_latency / latency, NaN where the device did not measure the program, and the `(G, H)` minima.
+
+    Args:
+        snapshot: its rows are what `order` points into.
+        order: `(P,)` rows, programs of one workload next to each other.
+        workload: `(P,)` ascending numbers.
+        devices: H names.
+    """
+    latency_s = np.full((snapshot.programs.height, len(devices)), np.nan)
+    names = list(devices)
+    column = snapshot.latencies["device"].replace_strict(names, range(len(names)), return_dtype=pl.Int64)
+    latency_s[snapshot.latencies["row"].to_numpy(), column.to_numpy()] = snapshot.latencies["latency_s"].to_numpy()
+    latency_s = latency_s[order]
+    starts = np.flatnonzero(np.r_[True, np.diff(workload) != 0])
+    fastest = np.fmin.reduceat(latency_s, starts, axis=0)
+    labels: npt.NDArray[np.float32] = (fastest[workload] / latency_s).astype(np.float32)
+    return labels, fastest
+
+
+def hash_rows(
+    encoder: Encoder,
+    sketches: Sequence[Sketch],
+    sketch_of: npt.NDArray[np.int64],
+    decisions: IntArray,
+) -> npt.NDArray[np.uint64]:
+    """A 64-bit hash of each encoded program: Σ bits·odd random number, modulo 2^64. Arguments as of `_encode`."""
+    factors = np.random.default_rng(0).integers(1, 1 << 63, encoder.length * encoder.width, dtype=np.uint64)
+    factors = factors * np.uint64(2) + np.uint64(1)
+    hashes = np.empty(len(sketch_of), np.uint64)
+    order = np.argsort(sketch_of, kind="stable")  # few sketches in each part
+    for start in range(0, len(order), _CHUNK):
+        part = order[start : start + _CHUNK]
+        rows = _encode(encoder, sketches, sketch_of[part], decisions[part])
+        bits = rows.reshape(len(rows), -1).view(np.uint32)
+        hashes[part] = (bits * factors).sum(axis=1, dtype=np.uint64)
+    return hashes
+
+
+def _merge_equal(
+    hashes: npt.NDArray[np.uint64], workload: npt.NDArray[np.int64], labels: npt.NDArray[np.float32]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """First program of each (workload, hash), in order, and the best label of all that are equal to it."""
+    by_key = np.lexsort((hashes, workload))  # stable: the first of equal ones stays first
+    changes = (np.diff(hashes[by_key]) != 0) | (np.diff(workload[by_key]) != 0)
+    starts = np.flatnonzero(np.r_[True, changes])
+    best = np.fmax.reduceat(labels[by_key], starts, axis=0)
+    first = by_key[starts]
+    order = np.argsort(first)
+    return first[order], best[order]
+
+
+def _choose_validation(workload_ids: Sequence[str]) -> tuple[int, ...]:
+    """One workload in twenty by hash; none if there are too few to spare any."""
+    if len(workload_ids) < MIN_TO_WATCH:
+        return ()
+    return tuple(i for i, name in enumerate(workload_ids) if bucket(name, VALIDATION, "validation") == 0)

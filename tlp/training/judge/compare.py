@@ -1,0 +1,189 @@
+"""The baselines of `tlp evaluate`, trained on the samples and the split that a version of MTL-TLP had.
+
+    xgb      TVM's XGBModel on per-store features        `tlp.training.judge.baselines`
+    mlp      TVM's MLPModel on per-store features        `tlp.training.judge.baselines`
+    single   the version's own network, one device's samples alone, the settings' training options
+
+One model per device, from scratch, every time: on one core, for 7500 programs, 5 s for `xgb`, 20 s for `mlp`, and for
+`single` what a training of that device takes. Features of programs, 15 ms each, are kept (`tlp.programs.per_store`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from storage import Device, MeasurementStore
+from tlp.core.errors import InvalidInputError
+from tlp.core.progress import say, track
+from tlp.core.settings import Settings
+from tlp.language.encoders import METASCHEDULE, language_of
+from tlp.model.checkpoint import Checkpoint, Manifest
+from tlp.programs.per_store import PerStoreFeatures
+from tlp.training.data.dataset import build_dataset
+from tlp.training.data.holdout import Holdout
+from tlp.training.judge.baselines import FeatureScorer, MLPScorer, XGBScorer, held_out_groups, training_groups
+from tlp.training.judge.evaluate import CheckpointScorer, Scorer
+from tlp.training.learn.strategy import JointStrategy
+from tlp.training.learn.trainer import EpochReport, TrainOptions
+
+FEATURE_SCORERS: Final[Mapping[str, type[FeatureScorer]]] = {"xgb": XGBScorer, "mlp": MLPScorer}
+SINGLE: Final = "single"
+TRAINED: Final = (*FEATURE_SCORERS, SINGLE)
+
+
+@dataclass
+class Baselines:
+    """Baselines of one device.
+
+    Attributes:
+        scorers: name → scorer; those that could be trained.
+        facts: name → `programs` it was trained on, `seconds` it took, features included.
+        notes: why one is missing, one sentence each.
+        exclude: ids of held-out programs that TVM cannot replay, so that `xgb` and `mlp` have no features of them;
+            no predictor is to be asked about them. Empty if neither was trained.
+    """
+
+    scorers: dict[str, Scorer] = field(default_factory=dict)
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    exclude: AbstractSet[str] = frozenset()
+
+    def leave_out_features(self, reason: str) -> None:
+        """Take `xgb` and `mlp` out again; `reason` is noted."""
+        gone = [name for name in FEATURE_SCORERS if self.scorers.pop(name, None)]
+        for name in gone:
+            del self.facts[name]
+        self.exclude = frozenset()
+        self.notes.append(f"{reason}: {', '.join(gone)} left out")
+
+
+def snapshot_of(store: MeasurementStore, manifest: Manifest, now: int) -> tuple[int, str | None]:
+    """The watermark to train baselines at: the version's, if this store is the one it was trained from.
+
+    Args:
+        store: the store.
+        manifest: of the version.
+        now: the store's watermark.
+
+    Returns:
+        The watermark, and a note if it is `now` because the store does not hold the samples the version had.
+    """
+    if manifest.watermark <= now:
+        counts = store.sample_languages(watermark=manifest.watermark)
+        language = language_of(manifest.encoder_version)
+        # Samples count in every language, or in the version's.
+        if all(
+            count in (sum(counts.get(name, {}).values()), counts.get(name, {}).get(language, 0))
+            for name, count in manifest.samples.items()
+        ):
+            return manifest.watermark, None
+    return now, "the version was trained on samples this store does not have: baselines get all that are here"
+
+
+def train_baselines(
+    store: MeasurementStore,
+    settings: Settings,
+    device: Device,
+    names: Sequence[str],
+    checkpoint: Checkpoint,
+    *,
+    watermark: int,
+    evaluated_at: int,
+    holdout: Holdout,
+) -> Baselines:
+    """Train baselines for one device, with progress on stderr.
+
+    A baseline that cannot be trained there is left out with a note. Interrupted, the features extracted so far are
+    kept: the next call goes on.
+
+    Args:
+        store: the store.
+        settings: training options, seed, threads, where the cache lies.
+        device: whose samples are trained on.
+        names: out of `TRAINED`.
+        checkpoint: the version they are compared with: its sizes and encoder are those of `single`.
+        watermark: snapshot to train on.
+        evaluated_at: snapshot that will be evaluated.
+        holdout: what training must not see.
+    """
+    found = Baselines()
+    named = [name for name in names if name in FEATURE_SCORERS]
+    if named and language_of(checkpoint.encoder_version) != METASCHEDULE:
+        found.notes.append(
+            f"{device.name}: {', '.join(named)} left out, TVM cannot replay programs of "
+            f"{language_of(checkpoint.encoder_version)}"
+        )
+    elif named:
+        _train_feature_scorers(store, settings, device, named, watermark, evaluated_at, holdout, found)
+    if SINGLE in names:
+        _train_single(store, settings, device, checkpoint, watermark, holdout, found)
+    return found
+
+
+def _train_feature_scorers(
+    store: MeasurementStore,
+    settings: Settings,
+    device: Device,
+    names: Sequence[str],
+    watermark: int,
+    evaluated_at: int,
+    holdout: Holdout,
+    found: Baselines,
+) -> None:
+    features = PerStoreFeatures(store, device.target, settings.cache_dir / "per-store")
+    groups = training_groups(store, device.name, watermark=watermark, held_out=holdout.workload_ids)
+    ranked = held_out_groups(store, device.name, watermark=evaluated_at, held_out=holdout.workload_ids)
+    for name in names:
+        started = time.monotonic()
+        scorer = FEATURE_SCORERS[name](features, seed=settings.seed, threads=settings.torch_threads)
+        say(f"{name}: training on {device.name}")
+        try:
+            programs = scorer.train(groups)
+        except InvalidInputError as exc:
+            found.notes.append(f"{device.name}: {name} left out, {exc.message}")
+            continue
+        found.scorers[name] = scorer
+        found.facts[name] = {"programs": programs, "seconds": time.monotonic() - started}
+    if any(name in found.scorers for name in names):
+        ids = [program_id for group in ranked for program_id in group.program_ids]
+        rows = features.get([p for group in ranked for p in group.programs], label=f"{device.name}: features")
+        found.exclude = frozenset(i for i, r in zip(ids, rows, strict=True) if not len(r))
+
+
+def _train_single(
+    store: MeasurementStore,
+    settings: Settings,
+    device: Device,
+    checkpoint: Checkpoint,
+    watermark: int,
+    holdout: Holdout,
+    found: Baselines,
+) -> None:
+    started = time.monotonic()
+    options = TrainOptions.from_settings(settings)
+    try:
+        dataset = build_dataset(
+            store,
+            [device.name],
+            watermark=watermark,
+            holdout=holdout.networks or None,
+            encoder_version=checkpoint.encoder_version,
+            length=checkpoint.config.length,
+        )
+        with track(f"{SINGLE}: training on {device.name}", options.epochs, every=5) as update:
+
+            def on_epoch(report: EpochReport) -> None:
+                update(report.epoch, f"loss {report.loss:.3f}")
+
+            trained = JointStrategy().train(dataset, options, config=checkpoint.config, on_epoch=on_epoch)
+    except InvalidInputError as exc:
+        found.notes.append(f"{device.name}: {SINGLE} left out, {exc.message}")
+        return
+    found.scorers[SINGLE] = CheckpointScorer(
+        trained, threads=settings.torch_threads, torch_device=settings.torch_device
+    )
+    found.facts[SINGLE] = {"programs": len(dataset.decisions), "seconds": time.monotonic() - started}

@@ -1,0 +1,293 @@
+"""How new data or a new device enters the model."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from storage import Device
+from tlp.core.errors import InvalidInputError
+from tlp.language.encoders import ANSOR, language_of
+from tlp.model.checkpoint import Checkpoint, Manifest
+from tlp.model.config import TLPConfig
+from tlp.model.nearest import nearest_head, rank_correlations
+from tlp.model.network import MTLTLP
+from tlp.training.data.dataset import Dataset
+from tlp.training.data.subset import only, with_labels
+from tlp.training.data.transfer import fill_from_relatives
+from tlp.training.learn.trainer import EpochReport, OnEpoch, Teacher, TrainOptions, fit, set_threads, training_facts
+
+JOINT: Final = "joint"
+CALIBRATION = 4096  # programs that the profile's bins are made from
+MIN_SPREAD = 1e-3  # of a teacher's scores: a head that ranks nothing teaches nothing, and must not be divided by
+_TAUGHT_AT_ONCE = 1024
+
+
+class Strategy(ABC):
+    """Turns a data set, and a parent model if there is one, into a model with a head per device of the data set.
+
+    The result's heads are the data set's devices in its order; its vocabulary is the data set's. The parent is not
+    changed. The same arguments give the same weights.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def train(
+        self,
+        dataset: Dataset,
+        options: TrainOptions,
+        *,
+        parent: Checkpoint | None = None,
+        parent_version: str | None = None,
+        config: TLPConfig | None = None,
+        on_epoch: OnEpoch | None = None,
+    ) -> Checkpoint:
+        """Train a model.
+
+        Args:
+            dataset: what to learn.
+            options: how long and how fast.
+            parent: model to start from; None: from scratch.
+            parent_version: its version, for the manifest.
+            config: sizes of a model from scratch; None: the defaults. A parent's sizes are kept.
+            on_epoch: called after each pass.
+
+        Raises:
+            InvalidInputError: the data set was not encoded for this parent.
+        """
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a strategy lets a network learn.
+
+    Attributes:
+        dataset: with the labels that count.
+        options: how long and how fast.
+        learned: devices of which all samples are in it; the others keep their watermark.
+        teacher: scores that heads shall keep.
+    """
+
+    dataset: Dataset
+    options: TrainOptions
+    learned: frozenset[str]
+    teacher: Teacher | None = None
+
+
+class LessonStrategy(Strategy):
+    """A strategy that says what is learned; weights from scratch or from the parent, and the training, are the same.
+
+    With a parent, trunk and known heads start from its weights and a new head as a copy of the nearest device's
+    (`warm_start`). From scratch all devices of the data set are learned together, whatever the strategy.
+    """
+
+    def train(
+        self,
+        dataset: Dataset,
+        options: TrainOptions,
+        *,
+        parent: Checkpoint | None = None,
+        parent_version: str | None = None,
+        config: TLPConfig | None = None,
+        on_epoch: OnEpoch | None = None,
+    ) -> Checkpoint:
+        """See `Strategy.train`."""
+        set_threads(options.threads)
+        torch.manual_seed(options.seed)
+        if options.fill_few:
+            dataset = fill_from_relatives(dataset, seed=options.seed)
+        if parent is None:
+            network = new_network(dataset, config)
+            lesson = Lesson(dataset, options, frozenset(dataset.device_names))
+        else:
+            network = warm_start(parent, dataset)
+            lesson = self.lesson(dataset, options, parent)
+        reports = fit(network, lesson.dataset, lesson.options, on_epoch, teacher=lesson.teacher)
+        how = JOINT if parent is None else self.name
+        return Checkpoint(
+            config=network.config,
+            vocabulary=dataset.vocabulary,
+            manifest=_manifest(lesson, network, how, parent, parent_version, reports),
+            state={key: value.detach().clone() for key, value in network.state_dict().items()},
+        )
+
+    @abstractmethod
+    def lesson(self, dataset: Dataset, options: TrainOptions, parent: Checkpoint) -> Lesson:
+        """What is learned on top of the parent, whose heads are among the data set's devices or more."""
+
+
+class JointStrategy(LessonStrategy):
+    """The paper's: the tasks' samples together, one loss summed over heads (MTL-TLP §5), the whole budget.
+
+    Args:
+        tasks: devices that are trained together; None: all of the data set. The parent's other heads are kept where
+            the trunk moves by distillation on the tasks' programs, so that a family of many devices costs what its
+            tasks cost. Devices without a head in the parent are always among the tasks.
+    """
+
+    name = JOINT
+
+    def __init__(self, tasks: Sequence[str] | None = None) -> None:
+        self._tasks = None if tasks is None else frozenset(tasks)
+
+    def lesson(self, dataset: Dataset, options: TrainOptions, parent: Checkpoint) -> Lesson:
+        """See `LessonStrategy.lesson`."""
+        names = frozenset(dataset.device_names)
+        learned = names if self._tasks is None else names & self._tasks | (names - set(parent.heads))
+        if learned == names:
+            return Lesson(dataset, options, names)
+        bounded = with_labels(dataset, only(dataset, learned))
+        return Lesson(bounded, options, learned, teach(parent, bounded, names - learned))
+
+
+def teach(parent: Checkpoint, dataset: Dataset, devices: Collection[str], *, weight: float = 1.0) -> Teacher | None:
+    """The parent's scores of the data set's programs for the heads of some devices; None if it has none of them."""
+    heads = [(parent.heads.index(d), column) for column, d in enumerate(dataset.device_names) if d in devices]
+    if not heads:
+        return None
+    seen = replace(dataset, encoder=parent.encoder())  # words that came later are unknown to it
+    network = parent.network()
+    P = len(dataset.decisions)
+    scores = np.full((P, len(dataset.devices)), np.nan, np.float32)
+    with torch.inference_mode():
+        for start in range(0, P, _TAUGHT_AT_ONCE):
+            part = np.arange(start, min(start + _TAUGHT_AT_ONCE, P))
+            found = network(torch.from_numpy(seen.features(part))).numpy()
+            for head, column in heads:
+                scores[part, column] = found[:, head]
+    spread = np.ones(len(dataset.devices), np.float32)
+    for _, column in heads:
+        inside = [float(scores[start:stop, column].var()) for start, stop in dataset.groups]
+        spread[column] = max(math.sqrt(float(np.mean(inside))), MIN_SPREAD)
+    return Teacher(scores, spread, weight)
+
+
+def new_network(dataset: Dataset, config: TLPConfig | None = None) -> MTLTLP:
+    """A network from scratch for the data set, its ranges those of the data; the weights are torch's next ones."""
+    network = MTLTLP(_sizes(dataset, config))
+    network.calibrate(torch.from_numpy(dataset.features(_spread(dataset))))
+    return network
+
+
+def _spread(dataset: Dataset) -> npt.NDArray[np.int64]:
+    """At most `CALIBRATION` programs to train on, spread evenly over the workloads' programs."""
+    programs = np.concatenate([np.arange(start, stop) for start, stop in dataset.groups[dataset.training_groups]])
+    count = min(len(programs), CALIBRATION)
+    return programs[np.linspace(0, len(programs) - 1, count).astype(np.int64)]
+
+
+def _sizes(dataset: Dataset, config: TLPConfig | None) -> TLPConfig:
+    """Sizes of a network from scratch that reads the data set's arrays.
+
+    Ansor's rows are the paper's, where a column holds a number or a token depending on the row's kind, so the tokens
+    are fed in as numbers, as in the paper.
+    """
+    encoder = dataset.encoder
+    sizes = config or TLPConfig(heads=())
+    return replace(
+        sizes,
+        heads=dataset.device_names,
+        encoder_version=encoder.version,
+        length=encoder.length,
+        width=encoder.width,
+        token_table=sizes.token_table and language_of(encoder.version) != ANSOR,
+    )
+
+
+def warm_start(parent: Checkpoint, dataset: Dataset) -> MTLTLP:
+    """A network with the parent's weights and the data set's heads.
+
+    A head that the parent does not have starts as a copy of the nearest device's: by ISA, then by rank correlation on
+    the programs that both have measured (`tlp.model.nearest`).
+
+    Raises:
+        InvalidInputError: the data set's vocabulary is not the parent's grown, or its encoder is another.
+    """
+    old = parent.vocabulary
+    grown = dataset.vocabulary
+    if grown.kinds[: len(old.kinds)] != old.kinds or grown.words[: len(old.words)] != old.words:
+        raise InvalidInputError(
+            "the data set's vocabulary is not the parent model's grown at its end",
+            next_command="tlp train --from-scratch",
+        )
+    encoded = dataset.encoder
+    if (encoded.version, encoded.length, encoded.width) != (
+        parent.encoder_version,
+        parent.config.length,
+        parent.config.width,
+    ):
+        raise InvalidInputError(
+            f"the data set is encoded as {encoded.version} with {encoded.length} x {encoded.width} numbers, the parent "
+            f"model reads {parent.encoder_version} with {parent.config.length} x {parent.config.width}",
+            next_command="tlp train --from-scratch",
+        )
+    network = MTLTLP(parent.config.with_heads(dataset.device_names))
+    source = parent.network()
+    trunk = {key: value for key, value in source.state_dict().items() if not key.startswith("heads.")}
+    network.load_state_dict(trunk, strict=False)
+    for device, head in zip(dataset.devices, network.heads, strict=True):
+        if device.family == parent.manifest.family:
+            like = nearest_head(
+                parent, device.name, device.target, device.family, correlations=_correlations(dataset, device.name)
+            )
+            head.load_state_dict(source.heads[parent.heads.index(like)].state_dict())
+    return network
+
+
+def _correlations(dataset: Dataset, device: str) -> dict[str, float]:
+    """Rank correlation of a device with the data set's others; those with too few programs in common are left out."""
+    workload = np.repeat(np.arange(len(dataset.groups)), np.diff(dataset.groups, axis=1)[:, 0])
+    found = rank_correlations(workload, dataset.labels, dataset.device_names.index(device))
+    return {name: rho for name, rho in zip(dataset.device_names, found, strict=True) if not math.isnan(rho)}
+
+
+def _manifest(
+    lesson: Lesson,
+    network: MTLTLP,
+    strategy: str,
+    parent: Checkpoint | None,
+    parent_version: str | None,
+    reports: list[EpochReport],
+) -> Manifest:
+    dataset, options = lesson.dataset, lesson.options
+    metrics, curves = training_facts(dataset, network, reports)
+    return Manifest(
+        family=_family(dataset.devices),
+        encoder_version=dataset.encoder.version,
+        heads=dataset.device_names,
+        targets=_targets(dataset.devices),
+        samples=dict(dataset.samples),
+        watermark=dataset.watermark,
+        watermarks={} if parent is None else _kept_watermarks(parent.manifest, lesson),
+        holdout=dataset.holdout.networks,
+        strategy=strategy,
+        parent=parent_version,
+        seeds=(options.seed,),
+        metrics=metrics,
+        curves=curves,
+    )
+
+
+def _kept_watermarks(parent: Manifest, lesson: Lesson) -> dict[str, int]:
+    """Devices of which newer samples were not learned, with the watermark up to which they were."""
+    kept = [name for name in lesson.dataset.device_names if name not in lesson.learned]
+    return {name: parent.learned_until(name) for name in kept}
+
+
+def _family(devices: tuple[Device, ...]) -> str:
+    families = sorted({device.family for device in devices})
+    if len(families) > 1:
+        raise InvalidInputError(f"devices of {', '.join(families)} cannot share a model: one family each")
+    return families[0]
+
+
+def _targets(devices: tuple[Device, ...]) -> dict[str, Mapping[str, Any]]:
+    return {device.name: dict(device.target) for device in devices}
