@@ -28,6 +28,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tests.fleets import fleet_of
+
 Row = dict[str, Any]
 
 
@@ -54,8 +56,7 @@ def tuned(name: str, case: str, target: Mapping[str, Any], scorer: Any, trials: 
     began = time.perf_counter()
     with LocalRunner.from_settings(settings) as runner:
         report = tune(
-            store,
-            settings,
+            fleet_of(settings, store),
             network=name,
             device="bench",
             model=model,
@@ -64,7 +65,7 @@ def tuned(name: str, case: str, target: Mapping[str, Any], scorer: Any, trials: 
             search="tvm" if case == "TVM" else "evolutionary",
         )
     seconds = time.perf_counter() - began
-    found = best(store, settings, network=name, device="bench", out=home / case)
+    found = best(fleet_of(settings, store), network=name, device="bench", out=home / case)
     return {
         "network": name,
         "case": case,

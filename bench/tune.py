@@ -38,6 +38,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tests.fleets import fleet_of
+
 CASES = ("adaptive", "frozen", "stock", "random", "tvm")
 PARTIAL = "tvm"  # takes the longest, may have fewer seeds than the others
 NETWORKS = "resnet_50,mobilenet_v2,bert_base"
@@ -109,8 +111,7 @@ def run(
     with LocalRunner.from_settings(settings) as runner:
         list(runner.measure([]))
         report = tune(
-            store,
-            settings,
+            fleet_of(settings, store),
             network="task",
             device="bench",
             model=model,

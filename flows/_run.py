@@ -28,15 +28,15 @@ from prefect.states import Completed
 
 from tlp import services
 from tlp.core.errors import BusyError, ServiceError
-from tlp.core.home import open_home
+from tlp.core.fleet import Fleet
 from tlp.core.settings import Settings, get_settings
 from tlp.exchange import landing
 from tlp.fleet import runs
+from tlp.pipeline.opening import open_fleet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from storage import MeasurementStore
 
 LATE_ENOUGH = timedelta(minutes=10)  # of a run that others may have made up for; a person's second click is not late
 _PROBE_TIMEOUT_S = 2.0
@@ -172,13 +172,12 @@ def _made_up_by() -> str | None:
     return None
 
 
-def begin() -> tuple[Settings, MeasurementStore]:
-    """What every flow starts with: settings, the store, batches that wait taken in, runs of dead processes closed."""
-    settings = get_settings()
-    store = open_home(settings)
-    landing.take_in_or_say(store, settings)  # before the runs they belong to are closed
-    runs.reap(store)
-    return settings, store
+def begin() -> Fleet:
+    """What every flow starts with: the fleet, batches that wait taken in, runs of dead processes closed."""
+    fleet = open_fleet()
+    landing.take_in_or_say(fleet)  # before the runs they belong to are closed
+    runs.reap(fleet.store)
+    return fleet
 
 
 def table(key: str, rows: Sequence[Mapping[str, Any]], description: str) -> None:

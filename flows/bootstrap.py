@@ -17,8 +17,8 @@ from tlp.pipeline import stages as pipeline
 @task(name="enroll device", cache_policy=NO_CACHE, persist_result=False)
 def enroll_device(device: str, target: str | None, min_samples: int | None) -> dict[str, Any]:
     """Enroll this machine under that name, if it is not."""
-    settings, store = _run.begin()
-    found = enroll.enroll_once(store, settings, device, target=target, min_samples=min_samples)
+    fleet = _run.begin()
+    found = enroll.enroll_once(fleet, device, target=target, min_samples=min_samples)
     return {"device": found.name, "target": dict(found.target), "min_samples": found.min_samples}
 
 
@@ -27,8 +27,8 @@ def measure_until_quota(
     device: str, sampler: str, networks: list[str] | None, until_flat: bool = False
 ) -> dict[str, Any]:
     """Measure until the device has the samples it needs to become a task."""
-    settings, store = _run.begin()
-    return pipeline.fill_quota(store, settings, device, sampler=sampler, networks=networks, until_flat=until_flat)
+    fleet = _run.begin()
+    return pipeline.fill_quota(fleet, device, sampler=sampler, networks=networks, until_flat=until_flat)
 
 
 @flow(name="bootstrap", persist_result=False)

@@ -30,24 +30,23 @@ def start() -> dict[str, Any]:
 @task(name="load starter data", cache_policy=NO_CACHE, persist_result=False)
 def load_starter() -> dict[str, Any]:
     """Bring in the samples of the auxiliary platforms that come with this program."""
-    settings, store = _run.begin()
-    del settings
-    return exchange.import_folder(store, plans.starter_dir())
+    fleet = _run.begin()
+    return exchange.import_folder(fleet.store, plans.starter_dir())
 
 
 @task(name="add networks", cache_policy=NO_CACHE, persist_result=False)
 def add_networks(names: list[str]) -> list[str]:
     """Import real networks and store their subgraphs; those that are there already are left alone."""
-    _settings, store = _run.begin()
-    return [name for name in names if pipeline.add_builtin_once(store, name)]
+    fleet = _run.begin()
+    return [name for name in names if pipeline.add_builtin_once(fleet.store, name)]
 
 
 @task(name="choose enrolment", cache_policy=NO_CACHE, persist_result=False)
 def choose_enrolment() -> dict[str, Any]:
     """The plan's target and quota for a new device; one that is there already keeps its own."""
-    _settings, store = _run.begin()
+    fleet = _run.begin()
     plan = plans.DemoPlan()
-    if any(device.name == plan.device for device in store.list_devices()):
+    if any(device.name == plan.device for device in fleet.store.list_devices()):
         return {}
     return {"target": plans.target(plan), "min_samples": plan.min_samples}
 
@@ -55,26 +54,26 @@ def choose_enrolment() -> dict[str, Any]:
 @task(name="choose tuning", cache_policy=NO_CACHE, persist_result=False)
 def choose_tuning(trained: dict[str, Any]) -> dict[str, Any]:
     """The champion if there is one; the run that was interrupted if there is one."""
-    settings, store = _run.begin()
+    fleet = _run.begin()
     plan = plans.DemoPlan()
-    if pipeline.has_unfinished_tuning(store, plan.tuned_network, plan.device):
+    if pipeline.has_unfinished_tuning(fleet.store, plan.tuned_network, plan.device):
         return {"model": "the run that was interrupted", "resume": True}
-    model = plans.model_to_tune_with(store, settings, plan.device, trained)
-    return {"model": model, "trials": plans.trials(store, plan), "resume": False}
+    model = plans.model_to_tune_with(fleet, plan.device, trained)
+    return {"model": model, "trials": plans.trials(fleet.store, plan), "resume": False}
 
 
 @task(name="compile and check", cache_policy=NO_CACHE, persist_result=False)
 def compile_best(network: str, device: str) -> dict[str, Any]:
     """Compile the tuned network, compare it with torch, measure it tuned and untuned."""
-    settings, store = _run.begin()
-    return deploy.best(store, settings, network=network, device=device, on_progress=say).to_json()
+    fleet = _run.begin()
+    return deploy.best(fleet, network=network, device=device, on_progress=say).to_json()
 
 
 @task(name="draw", cache_policy=NO_CACHE, persist_result=False)
 def draw(trained: dict[str, Any], tuned: dict[str, Any], best: dict[str, Any]) -> dict[str, Any]:
     """The last table and the plot."""
-    settings, store = _run.begin()
-    return plans.summary(store, settings, plans.DemoPlan(), trained=trained, tuned=tuned, best=best)
+    fleet = _run.begin()
+    return plans.summary(fleet, plans.DemoPlan(), trained=trained, tuned=tuned, best=best)
 
 
 @flow(name="demo", persist_result=False)

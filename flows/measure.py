@@ -16,17 +16,17 @@ from tlp.pipeline import train as retraining
 @task(name="measure programs", cache_policy=NO_CACHE, persist_result=False)
 def measure_programs(device: str, samples: int, sampler: str, networks: list[str] | None) -> dict[str, Any]:
     """Measure and store that many programs."""
-    settings, store = _run.begin()
-    counts = store.device_counts().get(device)
-    report = pipeline.measure(store, settings, device, samples=samples, sampler=sampler, networks=networks)
+    fleet = _run.begin()
+    counts = fleet.store.device_counts().get(device)
+    report = pipeline.measure(fleet, device, samples=samples, sampler=sampler, networks=networks)
     return report | {"ok_before": counts.samples_ok if counts else 0}
 
 
 @task(name="train a new task", cache_policy=NO_CACHE, persist_result=False)
 def train_new_task(device: str, ok_before: int) -> dict[str, Any] | None:
     """Train at once for a device that these measurements made a task; see `tlp.pipeline.train.train_at_once`."""
-    settings, store = _run.begin()
-    return retraining.train_at_once(store, settings, device, ok_before)
+    fleet = _run.begin()
+    return retraining.train_at_once(fleet, device, ok_before)
 
 
 @flow(name="measure", persist_result=False)

@@ -16,8 +16,8 @@ from tlp.training.judge import gate_page
 @task(name="reconcile registry", cache_policy=NO_CACHE, persist_result=False)
 def reconcile_registry() -> int:
     """Record what people moved in the MLflow UI and close runs of dead processes."""
-    settings, store = _run.begin()
-    return pipeline.reconcile(store, settings)
+    fleet = _run.begin()
+    return pipeline.reconcile(fleet)
 
 
 @task(name="train and judge", cache_policy=NO_CACHE, persist_result=False)
@@ -30,10 +30,9 @@ def train_and_judge(
     model: str = "mtl-tlp",
 ) -> dict[str, Any]:
     """Train, evaluate, register, judge, promote."""
-    settings, store = _run.begin()
+    fleet = _run.begin()
     return pipeline.retrain(
-        store,
-        settings,
+        fleet,
         device=device,
         from_scratch=from_scratch,
         dry_run=dry_run,

@@ -24,10 +24,9 @@ def tune_network(
     until_flat: bool = False,
 ) -> dict[str, Any]:
     """Search and measure, rounds of a few programs, until the budget is used."""
-    settings, store = _run.begin()
+    fleet = _run.begin()
     return pipeline.tune(
-        store,
-        settings,
+        fleet,
         network=network,
         device=device,
         trials=trials,

@@ -42,8 +42,8 @@ def tune_all(
     """
 
     def body() -> dict[str, Any] | State[Any]:
-        settings, store = _run.begin()
-        night = Night(store, settings, device=device, trials=trials)
+        fleet = _run.begin()
+        night = Night(fleet, device=device, trials=trials)
         report: dict[str, Any] = _run.step(choose_pairs, night, dry_run)
         if dry_run or not night.due:
             if not dry_run:

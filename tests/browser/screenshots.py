@@ -13,6 +13,7 @@ from pathlib import Path
 from bench.synthetic import fill_store
 from storage import MemoryStore
 from tests.browser import mlflow_pages
+from tests.fleets import fleet_of
 from tests.tlp.training.test_retrain import HELD, OPTIONS, Small
 from tlp.core import child as _child
 from tlp.core.settings import Settings
@@ -34,7 +35,7 @@ def main() -> None:
         fill_store(store, holdout=HELD, **OPTIONS)
         registry = Registry(settings, store)
         for _ in range(2):
-            result = run_retrain(store, settings, registry, device="x86-64-v3", force=True, strategy=Small())
+            result = run_retrain(fleet_of(settings, store, registry), device="x86-64-v3", force=True, strategy=Small())
             print(result.version, result.promoted, result.reason)
         port = _processes.free_port()
         command, env = _commands.mlflow_server(settings, port)

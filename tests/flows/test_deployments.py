@@ -9,6 +9,7 @@ import pytest
 from prefect.client.orchestration import get_client
 
 from flows import _deploy
+from tests.fleets import fleet_of
 from tlp.core.errors import UserError
 from tlp.core.settings import get_settings
 from tlp.services.status import collect
@@ -37,7 +38,8 @@ def test_deploying_twice_leaves_what_the_file_says(store, prefect_api, monkeypat
     assert str(_deploy.PROJECT_DIR) in json.dumps(pull)
     monkeypatch.delenv("PREFECT_API_URL")
     assert any(
-        "retrain, tune-night is deployed on a schedule" in text for text in collect(get_settings(), store)["warnings"]
+        "retrain, tune-night is deployed on a schedule" in text
+        for text in collect(fleet_of(get_settings(), store))["warnings"]
     )
 
 

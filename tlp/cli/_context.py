@@ -7,18 +7,17 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from tlp.cli._output import state
-from tlp.core.settings import Settings, get_settings
+from tlp.core.settings import get_settings
 
 if TYPE_CHECKING:
-    from storage import MeasurementStore
+    from tlp.core.fleet import Fleet
 
 
-def open_all() -> tuple[Settings, MeasurementStore]:
-    """Settings and the store of a TLP_HOME that can be used."""
-    from tlp.core.home import open_home
+def open_all() -> Fleet:
+    """The fleet of a TLP_HOME that can be used."""
+    from tlp.pipeline.opening import open_fleet
 
-    settings = get_settings()
-    return settings, open_home(settings)
+    return open_fleet()
 
 
 def reach(module: str) -> Any:

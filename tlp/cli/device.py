@@ -67,13 +67,19 @@ def enroll(
             "--tracker and --key go together, --cc needs both",
             next_command=f"tlp device enroll {name} --tracker HOST:9190 --key rpi4 --target raspberry-pi/4b-aarch64",
         )
-    settings, store = open_all()
+    fleet = open_all()
     if tracker is not None and key is not None:
         device = enroll_rpc.enroll_rpc(
-            store, settings, name, target=target, tracker=tracker, key=key, cc=cc, min_samples=min_samples
+            fleet,
+            name,
+            target=target,
+            tracker=tracker,
+            key=key,
+            cc=cc,
+            min_samples=min_samples,
         )
     else:
-        device = logic.enroll(store, settings, name, target=target, min_samples=min_samples)
+        device = logic.enroll(fleet, name, target=target, min_samples=min_samples)
     detail = _detail(device.name)
     return Output(detail, lambda: [tables.device_detail(detail), f"next: tlp measure {name} --samples 100"])
 
@@ -83,7 +89,7 @@ def list_devices() -> Output:
     from tlp.report import tables
     from tlp.services import status
 
-    rows = status.collect(*open_all())["devices"]
+    rows = status.collect(open_all())["devices"]
     return Output(rows, lambda: tables.devices(rows))
 
 
@@ -101,8 +107,8 @@ def retire(
     """Give a device no new work; its samples and its head in the model are kept."""
     from storage import DeviceState
 
-    _settings, store = open_all()
-    store.set_device_state(name, DeviceState.RETIRED, reason)
+    fleet = open_all()
+    fleet.store.set_device_state(name, DeviceState.RETIRED, reason)
     return show(name)
 
 
@@ -118,15 +124,15 @@ def resume(
     from tlp.fleet import runs
     from tlp.measure import canary
 
-    _settings, store = open_all()
-    if not rebase_canary or store.get_device(name).state in runs.OUT_OF_WORK:
-        runs.resume(store, name, reason)
+    fleet = open_all()
+    if not rebase_canary or fleet.store.get_device(name).state in runs.OUT_OF_WORK:
+        runs.resume(fleet.store, name, reason)
     if rebase_canary:
-        canary.rebase(store, name, reason)
+        canary.rebase(fleet.store, name, reason)
     return show(name)
 
 
 def _detail(name: str) -> dict[str, Any]:
     from tlp.services import status
 
-    return status.device_detail(*open_all(), name)
+    return status.device_detail(open_all(), name)

@@ -35,9 +35,13 @@ def evaluate(
     from tlp.pipeline.evaluate import default_plot, evaluate_version
     from tlp.report import tables
 
-    settings, store = open_all()
+    fleet = open_all()
     names = [name.strip() for name in baseline.split(",") if name.strip()]
     report = evaluate_version(
-        store, settings, ref=model, baselines=names, family=family, plot=plot or default_plot(settings, model)
+        fleet,
+        ref=model,
+        baselines=names,
+        family=family,
+        plot=plot or default_plot(fleet.settings, model),
     )
     return Output(report, lambda: tables.evaluation(report))

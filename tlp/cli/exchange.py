@@ -44,8 +44,8 @@ def import_metaschedule(
     from tlp.exchange import transfer as exchange
     from tlp.report import tables
 
-    settings, store = open_all()
-    report = exchange.import_metaschedule(store, settings, path, device=device, target=target)
+    fleet = open_all()
+    report = exchange.import_metaschedule(fleet, path, device=device, target=target)
     return Output(report, lambda: tables.import_report(report))
 
 
@@ -62,8 +62,8 @@ def import_ansor(
     from tlp.exchange import transfer as exchange
     from tlp.report import tables
 
-    settings, store = open_all()
-    report = exchange.import_ansor(store, settings, path, device=device, target=target)
+    fleet = open_all()
+    report = exchange.import_ansor(fleet, path, device=device, target=target)
     return Output(report, lambda: tables.import_report(report))
 
 
@@ -74,8 +74,8 @@ def import_parquet(
     from tlp.exchange import transfer as exchange
     from tlp.report import tables
 
-    _settings, store = open_all()
-    report = exchange.import_folder(store, path)
+    fleet = open_all()
+    report = exchange.import_folder(fleet.store, path)
     return Output(report, lambda: tables.import_report(report))
 
 
@@ -84,8 +84,8 @@ def import_landing() -> Output:
     from tlp.exchange import landing
     from tlp.report import tables
 
-    settings, store = open_all()
-    report = landing.to_json(landing.take_in(store, settings))
+    fleet = open_all()
+    report = landing.to_json(landing.take_in(fleet))
     return Output(report, lambda: tables.landing_report(report))
 
 
@@ -99,8 +99,8 @@ def export_metaschedule(
     from tlp.exchange import transfer as exchange
     from tlp.report import tables
 
-    _settings, store = open_all()
-    report = exchange.export_metaschedule(store, path, device=device, network=network, top=top)
+    fleet = open_all()
+    report = exchange.export_metaschedule(fleet.store, path, device=device, network=network, top=top)
     return Output(report, lambda: tables.facts("", list(report.items())))
 
 
@@ -112,6 +112,6 @@ def export_parquet(
     from tlp.exchange import transfer as exchange
     from tlp.report import tables
 
-    _settings, store = open_all()
-    report = exchange.export_folder(store, path, device=device)
+    fleet = open_all()
+    report = exchange.export_folder(fleet.store, path, device=device)
     return Output(report, lambda: tables.facts("", list(report.items())))

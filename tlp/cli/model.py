@@ -8,6 +8,7 @@ import typer
 
 from tlp.cli._context import open_all
 from tlp.cli._output import Output, command, group
+from tlp.core.fleet import Fleet
 from tlp.core.progress import say
 
 Version = Annotated[str, typer.Argument(metavar="VERSION", help="Version number.")]
@@ -32,8 +33,8 @@ def list_versions(family: Family = None) -> Output:
     """List the versions of the registered models, newest first, with their aliases."""
     from tlp.report import tables
 
-    _store, registry = _open()
-    rows = [_row(version) for version in registry.list_versions(family)]
+    fleet = open_all()
+    rows = [_row(version) for version in fleet.registry.list_versions(family)]
     return Output(rows, lambda: tables.model_versions(rows))
 
 
@@ -44,9 +45,9 @@ def show(
     """Show one version: what it was trained on, its scores, the verdict of the gate."""
     from tlp.report import tables
 
-    store, registry = _open()
-    chosen = _family(store, registry, family)
-    found = registry.show(chosen, registry.resolve(chosen, ref=version).version)
+    fleet = open_all()
+    chosen = _family(fleet, family)
+    found = fleet.registry.show(chosen, fleet.registry.resolve(chosen, ref=version).version)
     row = _row(found) | {"tags": dict(found.tags), "metrics": dict(found.metrics), "rejected": found.rejected}
     return Output(row, lambda: tables.model_detail(row))
 
@@ -66,17 +67,19 @@ def promote(
     from tlp.registry import pin_alias
 
     wanted = _number(version)
-    store, registry = _open()
+    fleet = open_all()
     if device is not None:
-        family = store.get_device(device).family
-    chosen = _family(store, registry, family)
-    found = registry.resolve(chosen, ref=wanted)
+        family = fleet.store.get_device(device).family
+    chosen = _family(fleet, family)
+    found = fleet.registry.resolve(chosen, ref=wanted)
     number = found.version
     if found.tags.get("gate") == "failed":
         say(f"version {number} did not pass the gate, and is promoted because you say so: tlp model show {number}")
     alias = "champion" if device is None else pin_alias(device)
-    event = registry.promote(chosen, number, reason=reason, by=Actor.PERSON, alias=alias)
-    return _moved(event, f"{alias} of {registry.model_name(chosen)} is version {number} already")
+    from tlp.registry import model_name
+
+    event = fleet.registry.promote(chosen, number, reason=reason, by=Actor.PERSON, alias=alias)
+    return _moved(event, f"{alias} of {model_name(chosen)} is version {number} already")
 
 
 def rollback(
@@ -89,28 +92,21 @@ def rollback(
 ) -> Output:
     """Go back to an earlier champion; the pipeline will not promote the version left behind again."""
     number = None if to is None else int(_number(to))
-    store, registry = _open()
+    fleet = open_all()
     if device is not None:
-        family = store.get_device(device).family
-    chosen = _family(store, registry, family)
-    return _moved(registry.rollback(chosen, number, device=device, reason=reason), "")
+        family = fleet.store.get_device(device).family
+    chosen = _family(fleet, family)
+    return _moved(fleet.registry.rollback(chosen, number, device=device, reason=reason), "")
 
 
 def history(family: Family = None) -> Output:
     """Every move of an alias, ours or a person's, oldest first."""
     from tlp.report import tables
 
-    _store, registry = _open()
-    registry.reconcile()
-    rows = [_event(event) for event in registry.history(family)]
+    fleet = open_all()
+    fleet.registry.reconcile()
+    rows = [_event(event) for event in fleet.registry.history(family)]
     return Output(rows, lambda: tables.model_history(rows))
-
-
-def _open() -> tuple[Any, Any]:
-    from tlp.registry import Registry
-
-    settings, store = open_all()
-    return store, Registry(settings, store)
 
 
 def _number(version: str) -> str:
@@ -121,19 +117,21 @@ def _number(version: str) -> str:
     return version.removeprefix("v")
 
 
-def _family(store: Any, registry: Any, family: str | None) -> str:
+def _family(fleet: Fleet, family: str | None) -> str:
     """The family meant: the one given, else the only one that has a model."""
     from tlp.core.errors import InvalidInputError, NotFoundError
 
     if family is not None:
         return family
-    from tlp.registry import family_of
+    from tlp.registry import family_of, model_name
 
-    known: list[str] = sorted({family_of(v.model) for v in registry.list_versions()})
-    plain = [key for key in known if registry.model_name(key) != key]
+    known: list[str] = sorted({family_of(v.model) for v in fleet.registry.list_versions()})
+    plain = [key for key in known if model_name(key) != key]
     known = plain or known  # a model beside MTL-TLP's is meant only if it is named
     if not known:
-        raise NotFoundError("no model is registered yet", next_command="tlp train" if store.watermark() else "tlp demo")
+        raise NotFoundError(
+            "no model is registered yet", next_command="tlp train" if fleet.store.watermark() else "tlp demo"
+        )
     if len(known) > 1:
         raise InvalidInputError(
             f"there are models of {', '.join(known)}: say which one is meant",

@@ -52,9 +52,9 @@ def add(
             f"give exactly one of --builtin, --torch and --onnx, {len(sources)} given",
             next_command=f"tlp network add {name} --builtin resnet_18",
         )
-    _settings, store = open_all()
+    fleet = open_all()
     try:
-        store.get_network(name)
+        fleet.store.get_network(name)
     except NotFoundError:
         pass
     else:
@@ -65,7 +65,7 @@ def add(
     network, workloads = networks.build_network(
         name, sources[0], holdout=holdout, on_progress=lambda what: say(f"{name}: {what}")
     )
-    store.add_network(network, workloads)
+    fleet.store.add_network(network, workloads)
     row = _row(network)
     return Output(row, lambda: tables.networks([row]))
 
@@ -74,8 +74,8 @@ def list_networks() -> Output:
     """List the networks with their number of tasks, and whether they are held out."""
     from tlp.report import tables
 
-    _settings, store = open_all()
-    rows = [_row(network) for network in store.list_networks()]
+    fleet = open_all()
+    rows = [_row(network) for network in fleet.store.list_networks()]
     return Output(rows, lambda: tables.networks(rows))
 
 

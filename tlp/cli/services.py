@@ -21,8 +21,8 @@ def up() -> Output:
     from tlp import services
     from tlp.report import tables
 
-    settings, _store = open_all()
-    view = services.up(settings, _say)
+    fleet = open_all()
+    view = services.up(fleet.settings, _say)
     return Output(view.as_dict(), lambda: tables.services(view.as_dict()))
 
 
@@ -30,8 +30,8 @@ def down() -> Output:
     """Stop what `tlp up` started."""
     from tlp import services
 
-    settings, _store = open_all()
-    stopped = [service.name for service in services.down(settings, _say)]
+    fleet = open_all()
+    stopped = [service.name for service in services.down(fleet.settings, _say)]
     return Output({"stopped": stopped}, lambda: f"stopped: {', '.join(stopped) or 'nothing was running'}")
 
 
@@ -39,8 +39,8 @@ def deploy() -> Output:
     """Create or update the deployments and schedules of prefect.yaml on the server of `tlp up`."""
     from tlp.report import tables
 
-    settings, _store = open_all()
-    report = reach("_deploy").deploy(settings)
+    fleet = open_all()
+    report = reach("_deploy").deploy(fleet.settings)
     return Output(report, lambda: tables.deployments(report))
 
 

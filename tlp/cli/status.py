@@ -18,5 +18,5 @@ def status() -> Output:
     from tlp.report import tables
     from tlp.services import status as logic
 
-    data = logic.collect(*open_all())
+    data = logic.collect(open_all())
     return Output(data, lambda: tables.status(data))

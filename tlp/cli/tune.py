@@ -90,7 +90,7 @@ def best(
     from tlp.core.progress import say
     from tlp.report import tables
 
-    settings, store = open_all()
-    store.get_device(device)
-    report = deploy.best(store, settings, network=network, device=device, out=out, on_progress=say).to_json()
+    fleet = open_all()
+    fleet.store.get_device(device)
+    report = deploy.best(fleet, network=network, device=device, out=out, on_progress=say).to_json()
     return Output(report, lambda: tables.best_report(report))

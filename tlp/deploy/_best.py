@@ -15,7 +15,7 @@ import psutil
 
 from storage import Device, MeasurementStore, Network
 from tlp.core.errors import DeviceError, UserError
-from tlp.core.settings import Settings
+from tlp.core.fleet import Fleet
 from tlp.deploy._compile import compile_network, export_library
 from tlp.deploy._measure import NetworkRun, max_abs_error, run_libraries, run_torch
 from tlp.fleet.runs import device_lock
@@ -65,8 +65,7 @@ class BestReport:
 
 
 def best(
-    store: MeasurementStore,
-    settings: Settings,
+    fleet: Fleet,
     *,
     network: str,
     device: str,
@@ -90,19 +89,19 @@ def best(
         DeviceError: the compiled network dies, hangs, or computes something else than the reference.
     """
     say = on_progress or (lambda _text: None)
-    found, machine = store.get_network(network), store.get_device(device)
+    found, machine = fleet.store.get_network(network), fleet.store.get_device(device)
     if found.source.startswith("dataset:"):
         raise UserError(
             f"network {network!r} came with a data set as subgraphs only, there is nothing to compile",
             next_command=f"tlp network add NAME --builtin {network}",
         )
-    estimate = _estimate(store, found, device)
-    folder = (out or settings.artifacts_dir / f"{network}-{device}").expanduser().absolute()
+    estimate = _estimate(fleet.store, found, device)
+    folder = (out or fleet.settings.artifacts_dir / f"{network}-{device}").expanduser().absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         clear_leftovers(folder)
         with tempfile.TemporaryDirectory(dir=folder, prefix=f"{SCRATCH}{os.getpid()}-") as scratch:
-            return _best(store, settings, found, machine, estimate, folder, Path(scratch), say)
+            return _best(fleet, found, machine, estimate, folder, Path(scratch), say)
     except OSError as exc:
         raise UserError(f"{folder} cannot be written: {exc.strerror or exc}", next_command="tlp doctor") from exc
 
@@ -116,8 +115,7 @@ def clear_leftovers(folder: Path) -> None:
 
 
 def _best(
-    store: MeasurementStore,
-    settings: Settings,
+    fleet: Fleet,
     network: Network,
     device: Device,
     estimate: float | None,
@@ -131,7 +129,7 @@ def _best(
     name = f"{network.name}-{device.name}"
     say("write the database")
     ids = [task.workload_id for task in network.tasks]
-    exported = export_metaschedule(store, scratch / "database", device.name, workload_ids=ids)
+    exported = export_metaschedule(fleet.store, scratch / "database", device.name, workload_ids=ids)
     imported = import_relax(network.source, on_progress=say)
     say("compile")
     tuned = compile_network(imported.relax, device.target, _open(scratch / "database"))
@@ -144,7 +142,7 @@ def _best(
         say("compile the untuned network")
         export_library(compile_network(imported.relax, device.target), scratch / "untuned.so")
         say("measure the network")
-        with device_lock(settings, device.name):
+        with device_lock(fleet.settings, device.name):
             runs, reference, torch_s, error, tolerance = _check(network.name, imported, device, scratch)
     database = folder / f"{name}-database"
     if database.exists():

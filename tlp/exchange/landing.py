@@ -6,8 +6,9 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from storage import MeasurementBatch, MeasurementStore, landing_entries, open_store
+from storage import MeasurementBatch, landing_entries, open_store
 from tlp.core.errors import BusyError, StoreError, TlpError
+from tlp.core.fleet import Fleet
 from tlp.core.progress import say
 from tlp.core.settings import Settings
 
@@ -27,54 +28,54 @@ def open_landing(settings: Settings) -> LandingFolder:
     return LandingFolder(settings.landing_dir)
 
 
-def take_in(store: MeasurementStore, settings: Settings) -> LandingReport:
+def take_in(fleet: Fleet) -> LandingReport:
     """Take everything that waits into the store. Raises StoreError."""
     from storage.landing import LandingReport
 
-    if not settings.landing_dir.is_dir():  # nobody ever handed anything in
+    if not fleet.settings.landing_dir.is_dir():  # nobody ever handed anything in
         return LandingReport(0, 0, 0, (), 0)
-    report = open_landing(settings).ingest(store, wait_s=settings.store_lock_timeout_s)
+    report = open_landing(fleet.settings).ingest(fleet.store, wait_s=fleet.settings.store_lock_timeout_s)
     for name, reason in report.rejected:
         say(f"landing file {name} was set aside: {reason}")
     for name, reason in report.skipped:
-        say(f"{name} in {settings.landing_dir} was left alone: {reason}")
+        say(f"{name} in {fleet.settings.landing_dir} was left alone: {reason}")
     return report
 
 
-def take_in_or_say(store: MeasurementStore, settings: Settings) -> None:
+def take_in_or_say(fleet: Fleet) -> None:
     """`take_in` at the start of a flow, whose work does not depend on it: what goes wrong is said, not raised."""
     try:
-        report = take_in(store, settings)
+        report = take_in(fleet)
     except Exception as exc:  # noqa: BLE001  # a folder that others write to stops no flow
         message = exc.message if isinstance(exc, TlpError) else repr(exc)
-        say(f"batches may wait in {settings.landing_dir}: {message} (tlp import landing)")
+        say(f"batches may wait in {fleet.settings.landing_dir}: {message} (tlp import landing)")
     else:
         if report.busy:
-            say(_busy(report.left, settings))
+            say(_busy(report.left, fleet.settings))
 
 
 def _busy(left: int, settings: Settings) -> str:
     return f"{left} batches wait in {settings.landing_dir}: another process is taking files in (tlp import landing)"
 
 
-def require_taken_in(store: MeasurementStore, settings: Settings, device: str) -> None:
+def require_taken_in(fleet: Fleet, device: str) -> None:
     """Take in what waits if samples of a device are among it, so that they count.
 
     Raises:
         BusyError: some still wait: measuring what they make up for would overshoot.
         StoreError: the store cannot be written.
     """
-    if not landing_entries.look(settings.landing_dir).batches:
+    if not landing_entries.look(fleet.settings.landing_dir).batches:
         return
-    folder = open_landing(settings)
-    if not folder.waiting_samples(store, device):
+    folder = open_landing(fleet.settings)
+    if not folder.waiting_samples(fleet.store, device):
         return
-    report = folder.ingest(store)
-    samples = folder.waiting_samples(store, device)
+    report = folder.ingest(fleet.store)
+    samples = folder.waiting_samples(fleet.store, device)
     if samples:
         why = "another process is taking files in" if report.busy else "they could not be taken in"
         raise BusyError(
-            f"{samples} samples of device {device!r} wait in {settings.landing_dir} ({report.left} batches): {why}",
+            f"{samples} samples of device {device!r} wait in {folder.path} ({report.left} batches): {why}",
             next_command="tlp import landing",
         )
 
@@ -94,16 +95,15 @@ class Sink:
     free at that moment.
     """
 
-    def __init__(self, store: MeasurementStore, settings: Settings) -> None:
-        self._store = store
-        self._settings = settings
-        self._folder = open_landing(settings) if settings.measure_landing else None
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._folder = open_landing(fleet.settings) if fleet.settings.measure_landing else None
         self._tried_at = time.monotonic()
 
     def put(self, batch: MeasurementBatch) -> None:
         """Make a batch durable. Raises StoreError, InvalidInputError."""
         if self._folder is None:
-            self._store.add_measurements(batch)
+            self._fleet.store.add_measurements(batch)
             return
         self._folder.hand_in(batch)
         if time.monotonic() - self._tried_at >= TRY_EVERY_S:
@@ -113,13 +113,13 @@ class Sink:
     def close(self) -> None:
         """Measuring is over: take in what waits, now with patience. What cannot be taken in stays."""
         if self._folder is not None:
-            take_in_or_say(self._store, self._settings)
+            take_in_or_say(self._fleet)
 
     def _try(self, folder: LandingFolder) -> None:
-        if not self._settings.store_path.exists():
+        if not self._fleet.settings.store_path.exists():
             return
         try:
-            folder.ingest(open_store(self._settings.store_path, lock_timeout_s=0.0), max_files=TRY_FILES)
+            folder.ingest(open_store(self._fleet.settings.store_path, lock_timeout_s=0.0), max_files=TRY_FILES)
         except StoreError:  # somebody has the store: that is what the folder is for
             return
 

@@ -11,7 +11,7 @@ from typing import Any
 from storage import Device, DeviceState, ImportReport, MeasurementStore
 from storage.names import validate_name
 from tlp.core.errors import NotFoundError
-from tlp.core.settings import Settings
+from tlp.core.fleet import Fleet
 
 
 def to_json(report: ImportReport) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def to_json(report: ImportReport) -> dict[str, Any]:
     return asdict(report) | {"skipped": [asdict(line) for line in report.skipped]}
 
 
-def ensure_device(store: MeasurementStore, settings: Settings, name: str, target: str | None) -> Device:
+def ensure_device(fleet: Fleet, name: str, target: str | None) -> Device:
     """The device; a platform that only has data is enrolled if there is none and `target` says what it is.
 
     Raises:
@@ -29,7 +29,7 @@ def ensure_device(store: MeasurementStore, settings: Settings, name: str, target
     from tlp.programs import targets
 
     try:
-        return store.get_device(name)
+        return fleet.store.get_device(name)
     except NotFoundError as exc:
         if target is None:
             raise NotFoundError(
@@ -42,32 +42,28 @@ def ensure_device(store: MeasurementStore, settings: Settings, name: str, target
         name=name,
         target=found,
         family=targets.family_of(found),
-        min_samples=settings.min_samples,
+        min_samples=fleet.settings.min_samples,
         facts={},
         endpoint={"kind": "dataset"},
         state=DeviceState.ENROLLED,
         enrolled_at=datetime.now(UTC),
     )
-    store.add_device(device, "enrolled as a platform that only has data")
+    fleet.store.add_device(device, "enrolled as a platform that only has data")
     return device
 
 
-def import_metaschedule(
-    store: MeasurementStore, settings: Settings, path: Path, *, device: str, target: str | None
-) -> dict[str, Any]:
+def import_metaschedule(fleet: Fleet, path: Path, *, device: str, target: str | None) -> dict[str, Any]:
     """Import a MetaSchedule database; see `metaschedule.database.import_metaschedule` for what it raises."""
     from tlp.exchange.metaschedule import database as metaschedule_db
     from tlp.exchange.metaschedule import files as metaschedule_files
 
     require_there(path)
     metaschedule_files.require_database(path)  # before a device is enrolled for it
-    ensure_device(store, settings, device, target)
-    return to_json(metaschedule_db.import_metaschedule(store, path, device))
+    ensure_device(fleet, device, target)
+    return to_json(metaschedule_db.import_metaschedule(fleet.store, path, device))
 
 
-def import_ansor(
-    store: MeasurementStore, settings: Settings, path: Path, *, device: str, target: str | None
-) -> dict[str, Any]:
+def import_ansor(fleet: Fleet, path: Path, *, device: str, target: str | None) -> dict[str, Any]:
     """Import auto_scheduler logs, `-` for standard input.
 
     See `tlp.exchange.ansor.importing.import_ansor` for what it raises.
@@ -79,8 +75,8 @@ def import_ansor(
         require_there(path)
     # Opened, and seen to be a log, before a device is enrolled for it.
     with ansor_files.open_source(sys.stdin.buffer if str(path) == "-" else path) as source:
-        ensure_device(store, settings, device, target)
-        return to_json(ansor_import.import_opened(store, source, device=device))
+        ensure_device(fleet, device, target)
+        return to_json(ansor_import.import_opened(fleet.store, source, device=device))
 
 
 def import_folder(store: MeasurementStore, path: Path) -> dict[str, Any]:

@@ -27,7 +27,8 @@ from datetime import datetime
 from itertools import combinations
 from typing import Any, Final
 
-from storage import MeasurementStore, RoundQuality
+from storage import RoundQuality
+from tlp.core.fleet import Fleet
 from tlp.core.settings import Settings
 
 GAPS: Final = (0.2, 0.6)  # |ln(latency ratio)| at which pairs become a further apart, easier stratum
@@ -168,28 +169,33 @@ def compare(rounds: Sequence[RoundQuality], settings: Settings) -> Comparison | 
     return Comparison(found, expected, error, expected - found - quantile * error, compared)
 
 
-def fell(store: MeasurementStore, settings: Settings, device: str, version: str) -> str | None:
+def fell(fleet: Fleet, device: str, version: str) -> str | None:
     """Why a version counts as fallen on a device: one sentence with both accuracies; None if it does not.
 
     None as well while there are fewer than `live_baseline_rounds` + `live_window_rounds` rounds or `live_min_pairs`
     pairs on either side.
     """
-    return _verdict(compare(store.round_qualities(device=device, version=version), settings), settings, device, version)
+    return _verdict(
+        compare(fleet.store.round_qualities(device=device, version=version), fleet.settings),
+        fleet.settings,
+        device,
+        version,
+    )
 
 
-def summary(store: MeasurementStore, settings: Settings, device: str, version: str) -> dict[str, Any] | None:
+def summary(fleet: Fleet, device: str, version: str) -> dict[str, Any] | None:
     """A version's live quality on a device for `tlp status`; None if it tuned nothing there yet.
 
     Keys: version, rounds, flagged_rounds, pairs, pair_accuracy (newest window), expected_accuracy (its baseline,
     weighted alike; null as long as there is too little), fall, fall_at_least, best_of (k → mean over the window),
     fell (reason or null).
     """
-    rounds = store.round_qualities(device=device, version=version)
+    rounds = fleet.store.round_qualities(device=device, version=version)
     if not rounds:
         return None
     good = usable(rounds)
-    recent = good[-settings.live_window_rounds :]
-    found = compare(rounds, settings)
+    recent = good[-fleet.settings.live_window_rounds :]
+    found = compare(rounds, fleet.settings)
     return {
         "version": version,
         "rounds": len(rounds),
@@ -204,7 +210,7 @@ def summary(store: MeasurementStore, settings: Settings, device: str, version: s
             for k in BEST_OF
             if (ratios := [row.best_of[k] for row in recent if k in row.best_of])
         },
-        "fell": _verdict(found, settings, device, version),
+        "fell": _verdict(found, fleet.settings, device, version),
     }
 
 

@@ -25,6 +25,7 @@ from typing import Any, Final
 
 from storage import Canary, CanaryState, Device, MeasurementStore, canonical_json
 from tlp.core.errors import InvalidInputError
+from tlp.core.fleet import Fleet
 from tlp.core.settings import Settings
 from tlp.measure._types import MeasureInput, MeasureOutcome, Runner
 from tlp.measure.worker import dispersion
@@ -118,15 +119,13 @@ class CanaryWatch:
         settings: tolerances.
     """
 
-    def __init__(
-        self, store: MeasurementStore, device: Device, run_id: str, runner: Runner, settings: Settings
-    ) -> None:
+    def __init__(self, fleet: Fleet, device: Device, run_id: str, runner: Runner) -> None:
         self._device = device
         self._run_id = run_id
         self._runner = runner
-        self._settings = settings
-        self._enabled = settings.canary and device.target.get("kind") in MEASURABLE_KINDS
-        self._reference = store.canary_reference(device.name) if self._enabled else None
+        self._settings = fleet.settings
+        self._enabled = fleet.settings.canary and device.target.get("kind") in MEASURABLE_KINDS
+        self._reference = fleet.store.canary_reference(device.name) if self._enabled else None
         self._pending: list[Canary] = []
         self._failures = 0
         self.off: bool | None = None

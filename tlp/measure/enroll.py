@@ -9,6 +9,7 @@ from typing import Any
 from storage import Device, DeviceState, MeasurementState, MeasurementStore
 from storage.names import validate_name
 from tlp.core.errors import AlreadyExistsError, InvalidInputError, NotFoundError
+from tlp.core.fleet import Fleet
 from tlp.core.progress import say
 from tlp.core.settings import Settings
 from tlp.fleet.counts import validate_count
@@ -106,8 +107,7 @@ def require_free_name(store: MeasurementStore, name: str) -> None:
 
 
 def enroll(
-    store: MeasurementStore,
-    settings: Settings,
+    fleet: Fleet,
     name: str,
     *,
     target: str | Mapping[str, Any] | None = None,
@@ -130,13 +130,13 @@ def enroll(
         DeviceError: no worker process could be started.
     """
     validate_name("device", name)
-    require_free_name(store, name)
-    device = local_device(settings, name, target=target, min_samples=min_samples)
+    require_free_name(fleet.store, name)
+    device = local_device(fleet.settings, name, target=target, min_samples=min_samples)
     say(f"{name}: compiling a small kernel for {device.target.get('mcpu', device.target['kind'])} and running it")
     if runner is None:
         from tlp.measure.endpoint import open_runner
 
-        with open_runner(device, settings) as local:
+        with open_runner(device, fleet.settings) as local:
             outcome = probe(device.target, local)
     else:
         outcome = probe(device.target, runner)
@@ -145,13 +145,12 @@ def enroll(
             f"this machine cannot run code for target {dict(device.target)}: {outcome.state} {outcome.error}",
             next_command=f"tlp device enroll {name}",
         )
-    store.add_device(device, f"enrolled; probe kernel ran in {min(outcome.run_secs) * 1e6:.1f} us")
-    return store.get_device(name)
+    fleet.store.add_device(device, f"enrolled; probe kernel ran in {min(outcome.run_secs) * 1e6:.1f} us")
+    return fleet.store.get_device(name)
 
 
 def enroll_once(
-    store: MeasurementStore,
-    settings: Settings,
+    fleet: Fleet,
     name: str,
     *,
     target: str | Mapping[str, Any] | None = None,
@@ -163,9 +162,9 @@ def enroll_once(
         AlreadyExistsError: it is enrolled with another target or quota than the one given.
     """
     try:
-        found = store.get_device(name)
+        found = fleet.store.get_device(name)
     except NotFoundError:
-        return enroll(store, settings, name, target=target, min_samples=min_samples)
+        return enroll(fleet, name, target=target, min_samples=min_samples)
     if min_samples is not None and min_samples != found.min_samples:
         raise AlreadyExistsError(
             f"device {name!r} is enrolled already, with min_samples {found.min_samples} and not {min_samples}",

@@ -10,9 +10,10 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
-from storage import Device, DeviceState, MeasurementState, MeasurementStore
+from storage import Device, DeviceState, MeasurementState
 from storage.names import validate_name
 from tlp.core.errors import DeviceError, InvalidInputError
+from tlp.core.fleet import Fleet
 from tlp.core.progress import say
 from tlp.core.settings import Settings
 from tlp.fleet.counts import validate_count
@@ -107,8 +108,7 @@ def rpc_device(
 
 
 def enroll_rpc(
-    store: MeasurementStore,
-    settings: Settings,
+    fleet: Fleet,
     name: str,
     *,
     target: str | Mapping[str, Any] | None,
@@ -124,13 +124,13 @@ def enroll_rpc(
         AlreadyExistsError: the name is taken.
         DeviceError: a step of the way failed; the message names it.
     """
-    require_free_name(store, name)
-    device = rpc_device(settings, name, target=target, tracker=tracker, key=key, cc=cc, min_samples=min_samples)
-    outcome, facts = walk(device, settings, say)
-    store.add_device(
+    require_free_name(fleet.store, name)
+    device = rpc_device(fleet.settings, name, target=target, tracker=tracker, key=key, cc=cc, min_samples=min_samples)
+    outcome, facts = walk(device, fleet.settings, say)
+    fleet.store.add_device(
         replace(device, facts=facts), f"enrolled; probe kernel ran in {min(outcome.run_secs) * 1e6:.1f} us"
     )
-    return store.get_device(name)
+    return fleet.store.get_device(name)
 
 
 def walk(device: Device, settings: Settings, tell: Callable[[str], None]) -> tuple[MeasureOutcome, dict[str, Any]]:

@@ -16,8 +16,8 @@ from datetime import UTC, datetime, timedelta
 
 from storage import DeviceState, MeasurementState, MeasurementStore
 from tlp.core.errors import DeviceError, UserError
+from tlp.core.fleet import Fleet
 from tlp.core.progress import say
-from tlp.core.settings import Settings
 from tlp.fleet import runs
 from tlp.measure import Runner
 from tlp.measure.enroll import probe
@@ -49,12 +49,12 @@ class Probation:
         return 0.0 if now < self.last_at else max(0.0, (self.next_at - now).total_seconds())
 
 
-def probation(store: MeasurementStore, name: str, settings: Settings) -> Probation | None:
+def probation(fleet: Fleet, name: str) -> Probation | None:
     """Where that device stands; None if it is not quarantined. Raises NotFoundError."""
-    if store.get_device(name).state is not DeviceState.QUARANTINED:
+    if fleet.store.get_device(name).state is not DeviceState.QUARANTINED:
         return None
     row = []
-    for event in reversed(store.device_events(name)):
+    for event in reversed(fleet.store.device_events(name)):
         if event.state is DeviceState.QUARANTINED:
             row.append(event)
         elif event.state is not DeviceState.MEASURING or not event.reason.startswith(_PROBE):
@@ -62,11 +62,11 @@ def probation(store: MeasurementStore, name: str, settings: Settings) -> Probati
     if not row:  # retired or resumed between the two looks
         return None
     failed = len(row) - 1
-    pause_s = min(settings.probe_first_s * 2.0 ** min(failed, 64), settings.probe_longest_s)
+    pause_s = min(fleet.settings.probe_first_s * 2.0 ** min(failed, 64), fleet.settings.probe_longest_s)
     return Probation(row[-1].at, failed, row[0].at, row[0].at + timedelta(seconds=pause_s), row[0].reason)
 
 
-def try_now(store: MeasurementStore, settings: Settings, name: str, runner: Runner) -> bool:
+def try_now(fleet: Fleet, name: str, runner: Runner) -> bool:
     """Probe a quarantined device with a small kernel, whether it is due or not; True if it is back in work.
 
     The device goes back to the state it was quarantined in, or gets one more QUARANTINED event with the reason.
@@ -75,29 +75,31 @@ def try_now(store: MeasurementStore, settings: Settings, name: str, runner: Runn
         NotFoundError: no such device.
         UserError: a person retired it meanwhile; it stays so.
     """
-    found = probation(store, name, settings)
+    found = probation(fleet, name)
     if found is None:
-        runs.require_not_retired(store, name)
+        runs.require_not_retired(fleet.store, name)
         return True
     number = found.failed_probes + 1
-    runs.move(store, name, DeviceState.MEASURING, f"{_PROBE} {number}")
+    runs.move(fleet.store, name, DeviceState.MEASURING, f"{_PROBE} {number}")
     why: str | None = "it was interrupted"
     try:
-        outcome = probe(store.get_device(name).target, runner)
+        outcome = probe(fleet.store.get_device(name).target, runner)
         why = None if outcome.state is MeasurementState.OK else f"{outcome.state} {outcome.error}"
     except DeviceError as exc:
         why = exc.message
     finally:
         # Whatever became of it: its life goes on from QUARANTINED, unless a person retired it.
-        store.set_device_state(name, DeviceState.QUARANTINED, f"{_PROBE} {number} {'failed: ' + why if why else 'ok'}")
-    runs.require_not_retired(store, name)
+        fleet.store.set_device_state(
+            name, DeviceState.QUARANTINED, f"{_PROBE} {number} {'failed: ' + why if why else 'ok'}"
+        )
+    runs.require_not_retired(fleet.store, name)
     if why is None:
-        before = runs.state_before(store, name, *runs.BUSY, *runs.OUT_OF_WORK)
-        runs.move(store, name, before, f"back by itself, {_PROBE} {number} ran")
+        before = runs.state_before(fleet.store, name, *runs.BUSY, *runs.OUT_OF_WORK)
+        runs.move(fleet.store, name, before, f"back by itself, {_PROBE} {number} ran")
     return why is None
 
 
-def require_in_work(store: MeasurementStore, settings: Settings, name: str) -> None:
+def require_in_work(fleet: Fleet, name: str) -> None:
     """Before a run: a quarantined device whose probe is due is probed, and is back in work if that went well.
 
     Raises:
@@ -107,22 +109,22 @@ def require_in_work(store: MeasurementStore, settings: Settings, name: str) -> N
     """
     from tlp.measure.endpoint import open_runner
 
-    found = probation(store, name, settings)
+    found = probation(fleet, name)
     if found is None:
         return
     wait_s = found.due_in_s(datetime.now(UTC))
     if wait_s == 0:
         say(f"{name} is quarantined since {found.since:%Y-%m-%d %H:%M} UTC, probing it")
-        limits = settings.model_copy(
-            update={"queue_timeout_s": min(settings.queue_timeout_s, PROBE_QUEUE_S), "device_max_losses": 1}
+        limits = fleet.settings.model_copy(
+            update={"queue_timeout_s": min(fleet.settings.queue_timeout_s, PROBE_QUEUE_S), "device_max_losses": 1}
         )
         with (
-            runs.device_lock(settings, name),
-            open_runner(store.get_device(name), limits, quarantined=True) as runner,
+            runs.device_lock(fleet.settings, name),
+            open_runner(fleet.store.get_device(name), limits, quarantined=True) as runner,
         ):
-            if try_now(store, settings, name, runner):
+            if try_now(fleet, name, runner):
                 return
-        found = probation(store, name, settings)
+        found = probation(fleet, name)
         if found is None:
             return
         wait_s = found.due_in_s(datetime.now(UTC))
@@ -145,13 +147,7 @@ def set_aside(store: MeasurementStore, name: str, cause: DeviceError) -> None:
         raise exc from cause
 
 
-def wait_for_return(
-    store: MeasurementStore,
-    settings: Settings,
-    name: str,
-    runner: Runner,
-    sleep: Callable[[float], None] = time.sleep,
-) -> bool:
+def wait_for_return(fleet: Fleet, name: str, runner: Runner, sleep: Callable[[float], None] = time.sleep) -> bool:
     """Within a run: probe the device that was just quarantined until it is back, or `probe_patience_s` are over.
 
     Args:
@@ -165,17 +161,17 @@ def wait_for_return(
         NotFoundError: no such device.
         UserError: a person retired it meanwhile; it stays so.
     """
-    end = time.monotonic() + settings.probe_patience_s
+    end = time.monotonic() + fleet.settings.probe_patience_s
     while True:
-        found = probation(store, name, settings)
+        found = probation(fleet, name)
         if found is None:
-            runs.require_not_retired(store, name)
+            runs.require_not_retired(fleet.store, name)
             return True  # a person resumed it
         wait_s = found.due_in_s(datetime.now(UTC))
         if time.monotonic() + wait_s > end:
             return False
         say(f"{name} is lost, probe {found.failed_probes + 1} in {wait_s:.0f} s: {found.reason}")
         sleep(wait_s)
-        if try_now(store, settings, name, runner):
+        if try_now(fleet, name, runner):
             say(f"{name} is back")
             return True

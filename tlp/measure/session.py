@@ -19,7 +19,7 @@ from storage import (
     Workload,
 )
 from tlp.core.errors import AllFailedError, DeviceLostError, InvalidInputError, NotFoundError, StoreError
-from tlp.core.settings import Settings
+from tlp.core.fleet import Fleet
 from tlp.core.signals import held_signals
 from tlp.exchange import landing
 from tlp.fleet.runs import device_activity, move
@@ -67,14 +67,13 @@ class MeasureReport:
 
 
 def measure_device(
-    store: MeasurementStore,
+    fleet: Fleet,
     device: str,
     *,
     samples: int,
     run_id: str,
     sampler: Sampler,
     runner: Runner,
-    settings: Settings,
     on_progress: Progress | None = None,
     workload_ids: Sequence[str] | None = None,
 ) -> MeasureReport:
@@ -104,26 +103,28 @@ def measure_device(
     """
     if samples < 1:
         raise InvalidInputError(f"samples={samples} must be at least 1")
-    row = store.get_device(device)
+    row = fleet.store.get_device(device)
     require_measurable(row)
-    workloads = _workloads(store, workload_ids)
-    proposals = _propose(store, device, workloads, sampler, samples)
-    watch = CanaryWatch(store, row, run_id, runner, settings)
-    sink = landing.Sink(store, settings)
-    session = _Session(sink, device, run_id, samples, settings.measure_batch, on_progress, watch)
+    workloads = _workloads(fleet.store, workload_ids)
+    proposals = _propose(fleet.store, device, workloads, sampler, samples)
+    watch = CanaryWatch(fleet, row, run_id, runner)
+    sink = landing.Sink(fleet)
+    session = _Session(sink, device, run_id, samples, fleet.settings.measure_batch, on_progress, watch)
     with (
         closing(sink),
-        device_activity(store, device, DeviceState.MEASURING, f"run {run_id}"),
-        Prefetch(_with_inputs(proposals, row.target, settings.check_every), settings.measure_batch) as candidates,
+        device_activity(fleet.store, device, DeviceState.MEASURING, f"run {run_id}"),
+        Prefetch(
+            _with_inputs(proposals, row.target, fleet.settings.check_every), fleet.settings.measure_batch
+        ) as candidates,
     ):
         while True:
             try:
                 return session.report(session.run(candidates, runner))
             except (AllFailedError, DeviceLostError) as exc:
-                set_aside(store, device, exc)
-                if not isinstance(exc, DeviceLostError) or not wait_for_return(store, settings, device, runner):
+                set_aside(fleet.store, device, exc)
+                if not isinstance(exc, DeviceLostError) or not wait_for_return(fleet, device, runner):
                     raise
-            move(store, device, DeviceState.MEASURING, f"run {run_id} goes on")
+            move(fleet.store, device, DeviceState.MEASURING, f"run {run_id} goes on")
 
 
 def _workloads(store: MeasurementStore, workload_ids: Sequence[str] | None) -> list[Workload]:

@@ -13,7 +13,8 @@ from typing import Any
 
 from storage import MeasurementStore
 from tlp.core.errors import NotFoundError
-from tlp.core.settings import Settings, get_settings
+from tlp.core.fleet import Fleet
+from tlp.core.settings import get_settings
 
 
 @dataclass(frozen=True)
@@ -78,16 +79,14 @@ def target(plan: DemoPlan) -> str:
     return json.dumps(detect_local_target(num_cores=plan.num_cores))
 
 
-def model_to_tune_with(store: MeasurementStore, settings: Settings, device: str, trained: Mapping[str, Any]) -> str:
+def model_to_tune_with(fleet: Fleet, device: str, trained: Mapping[str, Any]) -> str:
     """`champion` if there is one; else the version just trained, which did not pass the gate; else no model.
 
     Raises:
         RegistryError: the registry is at fault.
     """
-    from tlp.registry import Registry
-
     try:
-        Registry(settings, store).resolve(store.get_device(device).family, device)
+        fleet.registry.resolve(fleet.store.get_device(device).family, device)
     except NotFoundError:
         return str(trained["version"] or "random")
     return "champion"
@@ -133,8 +132,7 @@ def _append(xs: list[int], ys: list[float], x: int, best: Mapping[str, float], w
 
 
 def summary(
-    store: MeasurementStore,
-    settings: Settings,
+    fleet: Fleet,
     plan: DemoPlan,
     *,
     trained: Mapping[str, Any],
@@ -154,19 +152,19 @@ def summary(
     from tlp.pipeline.evaluate import PREDICTOR, evaluate_version
     from tlp.report import summary_plot
 
-    device = store.get_device(plan.device)
+    device = fleet.store.get_device(plan.device)
     predictors = trained.get("evaluation", {}).get(plan.device)
     version = trained["version"]
     if predictors is None:
         # nothing new to train on: the version in use is looked at instead
-        report = evaluate_version(store, settings, ref=tuned["model_version"], family=device.family)
+        report = evaluate_version(fleet, ref=tuned["model_version"], family=device.family)
         predictors = report["devices"][plan.device]
         version = tuned["model_version"]
     untuned, tuned_s = best["untuned_latency_s"], best["measured_latency_s"]
     latencies = {"untuned": untuned, "tuned": tuned_s, "torch": best["torch_latency_s"]}
-    xs, ys = tuning_curve(store, plan.tuned_network, plan.device, tuned["run_id"])
+    xs, ys = tuning_curve(fleet.store, plan.tuned_network, plan.device, tuned["run_id"])
     plot = summary_plot.draw(
-        settings.artifacts_dir / "demo.png",
+        fleet.settings.artifacts_dir / "demo.png",
         device=plan.device,
         network=plan.tuned_network,
         predictors=predictors,
@@ -174,8 +172,8 @@ def summary(
         estimates_s=ys,
         latencies_s={name: value for name, value in latencies.items() if value is not None},
     )
-    counts = store.device_counts()
-    auxiliaries = [d.name for d in store.list_devices() if d.endpoint.get("kind") == "dataset"]
+    counts = fleet.store.device_counts()
+    auxiliaries = [d.name for d in fleet.store.list_devices() if d.endpoint.get("kind") == "dataset"]
     model, chance = predictors[PREDICTOR], predictors["random"]
     return {
         "device": device.name,
@@ -184,7 +182,7 @@ def summary(
         "auxiliary_samples": sum(counts[name].samples_ok for name in auxiliaries),
         "model": trained["model"],
         "model_version": version,
-        "promoted": is_champion(store, trained["model"], version),
+        "promoted": is_champion(fleet.store, trained["model"], version),
         "gate": gate_in_short(trained, device.name),
         "evaluation": {
             "top1": model["top1"],
@@ -203,8 +201,8 @@ def summary(
         "database": best["database"],
         "plot": str(plot),
         "next": [
-            f"tlp up       MLflow on http://127.0.0.1:{settings.mlflow_port}, the versions and their figures; "
-            f"Prefect on http://127.0.0.1:{settings.prefect_port}, the runs of this demo",
+            f"tlp up       MLflow on http://127.0.0.1:{fleet.settings.mlflow_port}, the versions and their figures; "
+            f"Prefect on http://127.0.0.1:{fleet.settings.prefect_port}, the runs of this demo",
             "tlp status   the fleet as it is now",
             f"tlp tune {plan.tuned_network} --device {plan.device} --trials 640   a tuning run of a serious size",
         ],

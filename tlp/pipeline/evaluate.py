@@ -7,14 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from storage import Device, MeasurementStore
+from storage import Device
 from tlp.core.errors import InvalidInputError, ModelFormatError, NotFoundError
+from tlp.core.fleet import Fleet
+from tlp.core.registry import ModelRegistry
 from tlp.core.settings import Settings
 from tlp.fleet.counts import more_held_out
+from tlp.registry import model_name
 
 if TYPE_CHECKING:
+    from tlp.core.registry import Resolved
     from tlp.model.checkpoint import Checkpoint
-    from tlp.registry import Registry, ResolvedModel
     from tlp.training.judge.evaluate import Scorer
 
 BASELINES = ("random", "xgb", "mlp", "single", "felix")
@@ -22,8 +25,7 @@ PREDICTOR = "mtl-tlp"
 
 
 def evaluate_version(
-    store: MeasurementStore,
-    settings: Settings,
+    fleet: Fleet,
     *,
     ref: str = "champion",
     baselines: Sequence[str] = ("random",),
@@ -66,11 +68,11 @@ def evaluate_version(
         )
     if plot is not None:
         _require_writable(plot)
-    counts = store.device_counts()
-    measured = [device for device in store.list_devices() if counts[device.name].samples_ok]
+    counts = fleet.store.device_counts()
+    measured = [device for device in fleet.store.list_devices() if counts[device.name].samples_ok]
     from tlp.training.decision import model_key, training_language
 
-    spoken = {device.name: training_language(store, device.name) for device in measured}
+    spoken = {device.name: training_language(fleet.store, device.name) for device in measured}
     keys = sorted(
         {model_key(device.family, spoken[device.name]) for device in measured if family in (None, device.family)}
     )
@@ -78,14 +80,12 @@ def evaluate_version(
         of = "" if family is None else f" of family {family!r}"
         raise NotFoundError(f"no device{of} has samples to evaluate on", next_command="tlp device list")
 
-    from tlp.registry import Registry
     from tlp.training.judge.evaluate import EvaluationReport, PredictorResult
     from tlp.training.judge.intervals import with_intervals
 
-    registry = Registry(settings, store)
-    registry.reconcile()
-    resolved, skipped = _resolve(registry, keys, ref)
-    mark = store.watermark()
+    fleet.registry.reconcile()
+    resolved, skipped = _resolve(fleet.registry, keys, ref)
+    mark = fleet.store.watermark()
     report: dict[str, Any] = {
         "devices": {},
         "watermark": mark,
@@ -99,21 +99,21 @@ def evaluate_version(
     results: dict[str, dict[str, PredictorResult]] = {}
     for name, (found, checkpoint) in resolved.items():
         devices = [device for device in measured if model_key(device.family, spoken[device.name]) == name]
-        beside = _promoted_felix(store, settings, registry, name, report) if "felix" in baselines else {}
-        results |= _evaluate_model(store, settings, found, checkpoint, devices, baselines, report, beside)
+        beside = _promoted_felix(fleet, name, report) if "felix" in baselines else {}
+        results |= _evaluate_model(fleet, found, checkpoint, devices, baselines, report, beside)
     if not results:
         raise InvalidInputError(
             "no held-out network has measured programs, at least two per task are needed",
-            next_command=more_held_out(measured[0], store.list_networks()),
+            next_command=more_held_out(measured[0], fleet.store.list_networks()),
         )
     report["devices"] = {
-        device: with_intervals(predictors, reference=PREDICTOR, seed=settings.seed)
+        device: with_intervals(predictors, reference=PREDICTOR, seed=fleet.settings.seed)
         for device, predictors in results.items()
     }
     if plot is not None:
         from tlp.training.judge import plots
 
-        drawn = plots.top_k_curves(EvaluationReport(results, mark), plot, seed=settings.seed)
+        drawn = plots.top_k_curves(EvaluationReport(results, mark), plot, seed=fleet.settings.seed)
         report["plot"] = str(drawn.absolute())
     return report
 
@@ -139,12 +139,12 @@ def _require_writable(plot: Path) -> None:
 
 
 def _resolve(
-    registry: Registry, families: Sequence[str], ref: str
-) -> tuple[dict[str, tuple[ResolvedModel, Checkpoint]], dict[str, str]]:
+    registry: ModelRegistry, families: Sequence[str], ref: str
+) -> tuple[dict[str, tuple[Resolved, Checkpoint]], dict[str, str]]:
     """The version of each family and why the others have none that can be used; raises that if no family has one."""
     from tlp.model.checkpoint import Checkpoint
 
-    resolved: dict[str, tuple[ResolvedModel, Checkpoint]] = {}
+    resolved: dict[str, tuple[Resolved, Checkpoint]] = {}
     missing: dict[str, NotFoundError | ModelFormatError] = {}
     for name in families:
         try:
@@ -158,30 +158,27 @@ def _resolve(
     return resolved, {name: exc.message for name, exc in missing.items()}
 
 
-def _promoted_felix(
-    store: MeasurementStore, settings: Settings, registry: Registry, key: str, report: dict[str, Any]
-) -> dict[str, Scorer]:
+def _promoted_felix(fleet: Fleet, key: str, report: dict[str, Any]) -> dict[str, Scorer]:
     """The champion of Felix's model beside MTL-TLP's under a key; none, with a note, if there is none to be used."""
     from tlp.felix import config as felix
     from tlp.registry.champion import find_champion
     from tlp.training.judge.scorers import scorer_of
 
     try:
-        found = find_champion(registry, f"{felix.KIND}-{key}")
+        found = find_champion(fleet.registry, f"{felix.KIND}-{key}")
     except ModelFormatError as exc:
         report["notes"].append(f"{felix.KIND} left out: {exc.message}")
         return {}
     if found is None:
         report["notes"].append(f"{felix.KIND} left out, no version is promoted: tlp train --model {felix.KIND}")
         return {}
-    report["models"][registry.model_name(f"{felix.KIND}-{key}")] = str(found.version)
-    return {felix.KIND: scorer_of(found.loaded, store, settings)}
+    report["models"][model_name(f"{felix.KIND}-{key}")] = str(found.version)
+    return {felix.KIND: scorer_of(fleet, found.loaded)}
 
 
 def _evaluate_model(
-    store: MeasurementStore,
-    settings: Settings,
-    resolved: ResolvedModel,
+    fleet: Fleet,
+    resolved: Resolved,
     checkpoint: Checkpoint,
     devices: Sequence[Device],
     baselines: Sequence[str],
@@ -196,11 +193,13 @@ def _evaluate_model(
     from tlp.training.judge.evaluate import CheckpointScorer, evaluate
 
     language = language_of(checkpoint.encoder_version)
-    version = CheckpointScorer(checkpoint, threads=settings.torch_threads, torch_device=settings.torch_device)
-    holdout = choose_holdout(store, language=language)
+    version = CheckpointScorer(
+        checkpoint, threads=fleet.settings.torch_threads, torch_device=fleet.settings.torch_device
+    )
+    holdout = choose_holdout(fleet.store, language=language)
     mark = report["watermark"]
     names = [name for name in TRAINED if name in baselines]
-    trained_at, note = snapshot_of(store, checkpoint.manifest, mark) if names else (mark, None)
+    trained_at, note = snapshot_of(fleet.store, checkpoint.manifest, mark) if names else (mark, None)
     report["notes"] += [f"{resolved.model}: {note}"] if note else []
     if seen := sorted(set(holdout.networks) - set(checkpoint.manifest.holdout)):
         report["notes"].append(
@@ -209,32 +208,25 @@ def _evaluate_model(
     found: dict[str, Any] = {}
     # Baselines are trained only where there is something to rank.
     for name in evaluate(
-        store, [d.name for d in devices], {}, watermark=mark, holdout=holdout, language=language
+        fleet.store, [d.name for d in devices], {}, watermark=mark, holdout=holdout, language=language
     ).devices:
-        device = store.get_device(name)
+        device = fleet.store.get_device(name)
         if name not in checkpoint.heads:
             like = nearest_head(checkpoint, name, device.target, device.family)
             report["notes"].append(f"{name}: version {resolved.version} has no head for it, {like}'s is used")
         made = Baselines()
         if names:
             made = train_baselines(
-                store,
-                settings,
-                device,
-                names,
-                checkpoint,
-                watermark=trained_at,
-                evaluated_at=mark,
-                holdout=holdout,
+                fleet, device, names, checkpoint, watermark=trained_at, evaluated_at=mark, holdout=holdout
             )
         scorers = {PREDICTOR: version, **beside} | made.scorers
         ranked = evaluate(
-            store, [name], scorers, watermark=mark, holdout=holdout, exclude=made.exclude, language=language
+            fleet.store, [name], scorers, watermark=mark, holdout=holdout, exclude=made.exclude, language=language
         ).devices
         if not ranked:
             made.leave_out_features(f"{name}: TVM can replay no two programs of any held-out task")
             scorers = {PREDICTOR: version, **beside} | made.scorers
-            ranked = evaluate(store, [name], scorers, watermark=mark, holdout=holdout, language=language).devices
+            ranked = evaluate(fleet.store, [name], scorers, watermark=mark, holdout=holdout, language=language).devices
         found |= ranked
         report["notes"] += made.notes
         report["left_out"] |= {name: len(made.exclude)} if made.exclude else {}

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from storage import Device, MeasurementStore, RunKind
 from tlp.core.errors import AllFailedError, InvalidInputError, TlpError, UserError
+from tlp.core.fleet import Fleet
 from tlp.core.progress import say, track
-from tlp.core.settings import Settings
+from tlp.core.registry import ModelRegistry
 from tlp.exchange import landing
 from tlp.fleet import runs
 from tlp.fleet.counts import validate_count
@@ -19,7 +20,6 @@ from tlp.pipeline.train import retrain
 from tlp.search.choose import DEFAULT_SAMPLER, SAMPLERS
 
 if TYPE_CHECKING:
-    from tlp.registry import Registry
     from tlp.training.saturation import Verdict
 
 __all__ = [
@@ -39,8 +39,7 @@ MODELS_WITHOUT_REGISTRY = ("xgb", "random")
 
 
 def measure(
-    store: MeasurementStore,
-    settings: Settings,
+    fleet: Fleet,
     device_name: str,
     *,
     samples: int,
@@ -74,26 +73,25 @@ def measure(
 
     validate_count("samples", samples, next_command=f"tlp measure {device_name} --samples 100")
     require_sampler(sampler, device_name, samples)
-    quarantine.require_in_work(store, settings, device_name)
-    device = store.get_device(device_name)
+    quarantine.require_in_work(fleet, device_name)
+    device = fleet.store.get_device(device_name)
     require_measurable(device)
-    workloads = _workloads_of(store, networks)
-    with runs.device_lock(settings, device_name):
-        before = store.device_counts()[device_name].samples_ok
+    workloads = _workloads_of(fleet.store, networks)
+    with runs.device_lock(fleet.settings, device_name):
+        before = fleet.store.device_counts()[device_name].samples_ok
         params = {"samples": samples, "sampler": sampler, "networks": networks, "ok_before": before}
         with (
-            runs.open_run(store, kind, device=device_name, params=params) as run,
-            open_runner(device, settings) as runner,
-            track(f"measure {device_name}", samples, every=settings.measure_batch) as update,
+            runs.open_run(fleet.store, kind, device=device_name, params=params) as run,
+            open_runner(device, fleet.settings) as runner,
+            track(f"measure {device_name}", samples, every=fleet.settings.measure_batch) as update,
         ):
             report = session.measure_device(
-                store,
+                fleet,
                 device_name,
                 samples=samples,
                 run_id=run.run_id,
-                sampler=open_sampler(store, settings, device, sampler),
+                sampler=open_sampler(fleet, device, sampler),
                 runner=runner,
-                settings=settings,
                 on_progress=lambda _done, ok, failed: update(ok, f"{failed} failed" if failed else ""),
                 workload_ids=workloads,
             )
@@ -111,7 +109,7 @@ def measure(
         "failed": report.failed,
         "flagged": report.flagged,
         "workloads": report.workloads,
-        "samples_ok": store.device_counts()[device_name].samples_ok,
+        "samples_ok": fleet.store.device_counts()[device_name].samples_ok,
         "seconds": report.seconds,
         "reason": report.reason,
     }
@@ -125,8 +123,7 @@ def _workloads_of(store: MeasurementStore, networks: Sequence[str] | None) -> li
 
 
 def fill_quota(
-    store: MeasurementStore,
-    settings: Settings,
+    fleet: Fleet,
     device_name: str,
     *,
     sampler: str = DEFAULT_SAMPLER,
@@ -153,9 +150,9 @@ def fill_quota(
         InvalidInputError: `until_flat`, with too few workloads outside the held-out networks to judge by.
         BusyError: samples of the device wait in the landing folder and cannot be taken in now.
     """
-    device = store.get_device(device_name)
-    landing.require_taken_in(store, settings, device_name)  # else what waits is measured once more
-    have = store.device_counts()[device_name].samples_ok
+    device = fleet.store.get_device(device_name)
+    landing.require_taken_in(fleet, device_name)  # else what waits is measured once more
+    have = fleet.store.device_counts()[device_name].samples_ok
     report: dict[str, Any] = {
         "device": device_name,
         "samples_ok": have,
@@ -168,26 +165,20 @@ def fill_quota(
     while (have := report["samples_ok"]) < device.min_samples:
         goal = device.min_samples
         if until_flat:
-            wanted = _first_question(store, device_name, networks)
+            wanted = _first_question(fleet.store, device_name, networks)
             if have >= wanted:
-                verdict = _judge(store, settings, device_name)
+                verdict = _judge(fleet, device_name)
                 if verdict.enough:
                     report["enough"] = verdict.reason
                     break
                 wanted = _next_question(have, verdict)
             goal = min(wanted, goal)
         part = measure(
-            store,
-            settings,
-            device_name,
-            samples=goal - have,
-            sampler=sampler,
-            networks=networks,
-            kind=RunKind.BOOTSTRAP,
+            fleet, device_name, samples=goal - have, sampler=sampler, networks=networks, kind=RunKind.BOOTSTRAP
         )
         if part["samples_ok"] < goal:
-            landing.require_taken_in(store, settings, device_name)
-            part["samples_ok"] = store.device_counts()[device_name].samples_ok
+            landing.require_taken_in(fleet, device_name)
+            part["samples_ok"] = fleet.store.device_counts()[device_name].samples_ok
         if part["samples_ok"] < goal:
             raise AllFailedError(
                 f"device {device_name!r} has {part['samples_ok']} of {goal} samples: {part['reason']}",
@@ -229,12 +220,14 @@ def _next_question(have: int, verdict: Verdict) -> int:
     return math.ceil(have * verdict.needed / verdict.samples)
 
 
-def _judge(store: MeasurementStore, settings: Settings, device_name: str) -> Verdict:
+def _judge(fleet: Fleet, device_name: str) -> Verdict:
     """Whether the device's samples are enough, as a run of its own."""
     from tlp.training.saturation import judge
 
-    with runs.open_run(store, RunKind.EVALUATE, device=device_name, params={"what": "are the samples enough"}) as run:
-        verdict = judge(store, device_name, seed=settings.seed)
+    with runs.open_run(
+        fleet.store, RunKind.EVALUATE, device=device_name, params={"what": "are the samples enough"}
+    ) as run:
+        verdict = judge(fleet.store, device_name, seed=fleet.settings.seed)
         run.result, run.reason = verdict.to_json(), verdict.reason
     say(f"{device_name}: {verdict.reason}")
     return verdict
@@ -256,7 +249,7 @@ def add_builtin_once(store: MeasurementStore, name: str) -> bool:
 
 
 # -- training -------------------------------------------------------------------------------------------------
-def reconcile(store: MeasurementStore, settings: Settings) -> int:
+def reconcile(fleet: Fleet) -> int:
     """Record what people moved in MLflow, close its runs of dead processes, go on with trained models that are kept.
 
     Returns:
@@ -265,15 +258,14 @@ def reconcile(store: MeasurementStore, settings: Settings) -> int:
     Raises:
         RegistryError: the registry is at fault.
     """
-    from tlp.registry import Registry, kept
+    from tlp.registry import kept
 
-    registry = Registry(settings, store)
-    registry.close_stale_runs()
-    moves = registry.reconcile()
-    if kept.names(settings):
+    fleet.registry.close_stale_runs()
+    moves = fleet.registry.reconcile()
+    if kept.names(fleet.settings):
         from tlp.training.submit import submit_kept  # imports torch
 
-        for done in submit_kept(store, settings, registry):
+        for done in submit_kept(fleet):
             verdict = "promoted" if done.promoted else "not promoted"
             say(f"{done.model} version {done.version}, trained by a run that did not get through: {verdict}")
     return len(moves)
@@ -292,8 +284,7 @@ def has_unfinished_tuning(store: MeasurementStore, network: str, device: str) ->
 
 
 def tune(
-    store: MeasurementStore,
-    settings: Settings,
+    fleet: Fleet,
     *,
     network: str,
     device: str,
@@ -303,7 +294,6 @@ def tune(
     resume: bool = False,
     frozen: bool = False,
     until_flat: bool = False,
-    registry: Registry | None = None,
 ) -> dict[str, Any]:
     """Tune a network for a device; see `tlp.search.tuning.tune`, which takes the lock and opens the run.
 
@@ -318,37 +308,33 @@ def tune(
         resume: go on with the last run, which was interrupted; its parameters hold.
         frozen: do not let the device's head learn from this run's measurements.
         until_flat: end the run early when the network gets no faster.
-        registry: asked for versions; None: the one of `settings`.
 
     Returns:
         What `tlp tune --json` prints.
     """
-    store.get_device(device)
-    store.get_network(network)
-    quarantine.require_in_work(store, settings, device)
-    found = store.get_device(device)  # it may have come back just now
+    fleet.store.get_device(device)
+    fleet.store.get_network(network)
+    quarantine.require_in_work(fleet, device)
+    found = fleet.store.get_device(device)  # it may have come back just now
     require_measurable(found)
     if trials is not None:
         validate_count("trials", trials, next_command=f"tlp tune {network} --device {device} --trials 640")
-    from tlp.registry import Registry
     from tlp.report.tuning import follow
     from tlp.search import providers, tuning
 
-    ref, total = model, trials or settings.tune_trials
+    ref, total = model, trials or fleet.settings.tune_trials
     if resume:
-        earlier = tuning.find_resumable(store, network, device).params
+        earlier = tuning.find_resumable(fleet.store, network, device).params
         ref, total = str(earlier["model"]), trials or int(earlier["trials"])
-    registry = registry or Registry(settings, store)
     if ref not in MODELS_WITHOUT_REGISTRY:
-        registry.reconcile()  # a champion that a person moved meanwhile is recorded before it is used
-    provider = providers.open_provider(ref, found, settings, registry)
+        fleet.registry.reconcile()  # a champion that a person moved meanwhile is recorded before it is used
+    provider = providers.open_provider(ref, found, fleet.settings, fleet.registry)
     with (
-        open_runner(found, settings) as runner,
-        follow(f"tune {network}", total, every=settings.tune_batch) as update,
+        open_runner(found, fleet.settings) as runner,
+        follow(f"tune {network}", total, every=fleet.settings.tune_batch) as update,
     ):
         report = tuning.tune(
-            store,
-            settings,
+            fleet,
             network=network,
             device=device,
             model=provider,
@@ -361,11 +347,11 @@ def tune(
             on_progress=update,
         )
     if ref not in MODELS_WITHOUT_REGISTRY:
-        _log_live(registry, found)
+        _log_live(fleet.registry, found)
     return report.to_json()
 
 
-def _log_live(registry: Registry, device: Device) -> None:
+def _log_live(registry: ModelRegistry, device: Device) -> None:
     """Bring MLflow's live figures up to date; without MLflow they wait in the store for the next tuning run."""
     try:
         registry.log_live(device.family, device.name)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from storage import DeviceState, MeasurementStore, RunKind
 from tlp.core.errors import BusyError, InvalidInputError, ModelFormatError, NotFoundError, TlpError, UserError
+from tlp.core.fleet import Fleet
 from tlp.core.progress import say, track
-from tlp.core.settings import Settings
 from tlp.fleet import runs
 
 if TYPE_CHECKING:
     from tlp.model.checkpoint import Manifest
-    from tlp.registry import Registry
+    from tlp.registry import model_name
     from tlp.training.decision import Decision
     from tlp.training.learn.trainer import EpochReport
 
@@ -47,8 +47,7 @@ class _Request:
 
 
 def retrain(
-    store: MeasurementStore,
-    settings: Settings,
+    fleet: Fleet,
     *,
     device: str | None = None,
     from_scratch: bool = False,
@@ -84,13 +83,13 @@ def retrain(
         InvalidInputError: nothing to train on; no such strategy.
         RegistryError: the registry is at fault, or the champion cannot be read by this release.
     """
-    names = _trainable(store) if device is None else [store.get_device(device).name]
-    from tlp.registry import Registry
+    names = _trainable(fleet.store) if device is None else [fleet.store.get_device(device).name]
+    from tlp.registry import model_name
     from tlp.training import retrain as training
     from tlp.training.learn import incremental
     from tlp.training.learn.strategy import JOINT
 
-    wanted = strategy or settings.train_strategy
+    wanted = strategy or fleet.settings.train_strategy
     incremental.make_strategy(wanted, device=names[0])  # refused before anything else if there is none
     training.check_kind(model)
     if model != _MTL_TLP and strategy not in (None, JOINT):
@@ -99,25 +98,24 @@ def retrain(
             next_command=f"tlp train --model {model}",
         )
     request = _Request(wanted if model == _MTL_TLP else JOINT, from_scratch, dry_run, force, model)
-    registry = Registry(settings, store)
     champions: dict[str, tuple[str, Manifest] | None] = {}
     decisions: list[dict[str, Any]] = []
     keys: dict[str, str] = {}  # device → what its model is registered under: its family, and its language if Ansor's
     chosen: dict[str, list[str]] = {}  # key → devices to train for
     failed: dict[str, TlpError] = {}  # key → why it cannot be trained
     for name in names:
-        family = store.get_device(name).family
-        key = keys[name] = training.model_key(family, training.training_language(store, name), model)
+        family = fleet.store.get_device(name).family
+        key = keys[name] = training.model_key(family, training.training_language(fleet.store, name), model)
         if key in failed:
             continue
         if key not in champions:
             try:
-                champions[key] = _champion(store, registry, key, request)
+                champions[key] = _champion(fleet, key, request)
             except ModelFormatError as exc:
                 failed[key] = exc
                 continue
-        decision = _decide(store, settings, name, champions[key], request)
-        decisions.append(_row(store, name, family, decision, champions[key], request))
+        decision = _decide(fleet, name, champions[key], request)
+        decisions.append(_row(fleet.store, name, family, decision, champions[key], request))
         if decision.train:
             chosen.setdefault(key, []).append(name)
     reports: list[dict[str, Any]] = []
@@ -126,7 +124,7 @@ def retrain(
             continue
         if key in chosen and not dry_run:
             try:
-                reports += _train_family(store, settings, registry, key, chosen[key], request)
+                reports += _train_family(fleet, key, chosen[key], request)
             except (UserError, ModelFormatError) as exc:
                 failed[key] = exc
             continue
@@ -135,14 +133,14 @@ def retrain(
         reason = ("would train: " if key in chosen else "nothing to do: ") + why
         if not dry_run:
             only = looked_at[0]["device"] if len(looked_at) == 1 else None
-            _record_skip(store, only, {"family": key, "strategy": wanted}, reason)
-        reports.append(_not_trained(registry.model_name(key), reason))
+            _record_skip(fleet.store, only, {"family": key, "strategy": wanted}, reason)
+        reports.append(_not_trained(model_name(key), reason))
     if failed:
         raise next(iter(failed.values()))
     return reports[0] | {"decisions": decisions, "others": reports[1:]}
 
 
-def train_at_once(store: MeasurementStore, settings: Settings, device: str, ok_before: int) -> dict[str, Any] | None:
+def train_at_once(fleet: Fleet, device: str, ok_before: int) -> dict[str, Any] | None:
     """What measuring does when it is through: train for a device that has just become a task.
 
     A training that is busy or fails is reported and not raised: the measurements are in the store, and the nightly
@@ -157,13 +155,13 @@ def train_at_once(store: MeasurementStore, settings: Settings, device: str, ok_b
     Returns:
         `version, promoted, reason`; None if the device had its `min_samples` before, or still lacks some.
     """
-    row = store.get_device(device)
-    have = store.device_counts()[device].samples_ok
+    row = fleet.store.get_device(device)
+    have = fleet.store.device_counts()[device].samples_ok
     if not ok_before < row.min_samples <= have:
         return None
     say(f"{device} has the {row.min_samples} samples that make it a task: training")
     try:
-        report = retrain(store, settings, device=device)
+        report = retrain(fleet, device=device)
     except TlpError as exc:
         reason = f"not trained, the next retraining will: {exc.message}"
         say(f"{device}: {reason}")
@@ -181,12 +179,12 @@ def _trainable(store: MeasurementStore) -> list[str]:
     return [device.name for device in real]
 
 
-def _champion(store: MeasurementStore, registry: Registry, key: str, request: _Request) -> tuple[str, Manifest] | None:
+def _champion(fleet: Fleet, key: str, request: _Request) -> tuple[str, Manifest] | None:
     """Version and manifest to decide by; devices that it serves and that nobody called so are SERVING afterwards."""
     from tlp.training import retrain as training
 
     try:
-        found = training.load_champion(registry, key)
+        found = training.load_champion(fleet.registry, key)
     except ModelFormatError:
         if request.from_scratch:
             return None
@@ -196,20 +194,19 @@ def _champion(store: MeasurementStore, registry: Registry, key: str, request: _R
     version, manifest = found[0], found[1].manifest
     if not request.dry_run and request.kind == _MTL_TLP:  # a process killed after its promotion had no time to say so
         waiting = [
-            row.name for row in store.list_devices() if row.name in manifest.heads and row.state is DeviceState.ENROLLED
+            row.name
+            for row in fleet.store.list_devices()
+            if row.name in manifest.heads and row.state is DeviceState.ENROLLED
         ]
-        training.mark_serving(store, waiting, f"version {version} is the champion and has its head")
+        training.mark_serving(fleet.store, waiting, f"version {version} is the champion and has its head")
     return version, manifest
 
 
-def _decide(
-    store: MeasurementStore, settings: Settings, name: str, champion: tuple[str, Manifest] | None, request: _Request
-) -> Decision:
+def _decide(fleet: Fleet, name: str, champion: tuple[str, Manifest] | None, request: _Request) -> Decision:
     from tlp.training import retrain as training
 
     return training.decide(
-        store,
-        settings,
+        fleet,
         name,
         champion[1] if champion else None,
         force=request.force or request.from_scratch,
@@ -249,22 +246,18 @@ def _row(
     }
 
 
-def _train_family(
-    store: MeasurementStore, settings: Settings, registry: Registry, key: str, devices: Sequence[str], request: _Request
-) -> list[dict[str, Any]]:
+def _train_family(fleet: Fleet, key: str, devices: Sequence[str], request: _Request) -> list[dict[str, Any]]:
     reports: list[dict[str, Any]] = []
     for name in devices:
         if reports:  # what was trained before may have been what this device waited for
-            champion = _champion(store, registry, key, request)
-            if not _decide(store, settings, name, champion, request).train:
+            champion = _champion(fleet, key, request)
+            if not _decide(fleet, name, champion, request).train:
                 continue
-        reports.append(_train_model(store, settings, registry, key, name, request))
+        reports.append(_train_model(fleet, key, name, request))
     return reports
 
 
-def _train_model(
-    store: MeasurementStore, settings: Settings, registry: Registry, key: str, device: str, request: _Request
-) -> dict[str, Any]:
+def _train_model(fleet: Fleet, key: str, device: str, request: _Request) -> dict[str, Any]:
     from tlp.training import retrain as training
     from tlp.training.learn.incremental import make_strategy
     from tlp.training.tasks import Role, choose_tasks
@@ -277,26 +270,24 @@ def _train_model(
     }
     with ExitStack() as stack:
         try:
-            stack.enter_context(runs.train_lock(settings, key))
+            stack.enter_context(runs.train_lock(fleet.settings, key))
         except BusyError as exc:
-            _record_skip(store, device, params, exc.message)
+            _record_skip(fleet.store, device, params, exc.message)
             raise
-        run = stack.enter_context(runs.open_run(store, RunKind.TRAIN, device=device, params=params))
-        stack.enter_context(runs.device_activity(store, device, DeviceState.TRAINING, f"run {run.run_id}"))
-        update = stack.enter_context(track(f"train {registry.model_name(key)}", settings.train_epochs))
-        champion = _champion(store, registry, key, request)
+        run = stack.enter_context(runs.open_run(fleet.store, RunKind.TRAIN, device=device, params=params))
+        stack.enter_context(runs.device_activity(fleet.store, device, DeviceState.TRAINING, f"run {run.run_id}"))
+        update = stack.enter_context(track(f"train {model_name(key)}", fleet.settings.train_epochs))
+        champion = _champion(fleet, key, request)
         tasks = choose_tasks(
-            store,
-            store.get_device(device),
+            fleet.store,
+            fleet.store.get_device(device),
             champion[1] if champion else None,
-            training.training_language(store, device),
+            training.training_language(fleet.store, device),
             request.auxiliaries,
         )
         together = [task.device for task in tasks if task.role is not Role.KEPT]
         result = training.run_retrain(
-            store,
-            settings,
-            registry,
+            fleet,
             device=device,
             from_scratch=request.from_scratch,
             force=request.force,

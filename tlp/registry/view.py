@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 
 from storage import MeasurementStore
+from tlp.core.fleet import Fleet
 from tlp.core.settings import Settings
 from tlp.registry import kept
 from tlp.registry._types import CHAMPION, PREFIXES, pin_alias
@@ -29,7 +30,7 @@ class _Model:
     aliases: dict[str, str] = field(default_factory=dict)
 
 
-def models(settings: Settings, store: MeasurementStore) -> tuple[list[dict[str, Any]], str | None]:
+def models(fleet: Fleet) -> tuple[list[dict[str, Any]], str | None]:
     """The models with `name`, `champion_version`, `versions` and `pins` (device → version), and a warning or None.
 
     Versions are numbers as text. If the registry does not answer, champions are those of the recorded history and
@@ -38,23 +39,23 @@ def models(settings: Settings, store: MeasurementStore) -> tuple[list[dict[str, 
     warning = None
     found: Mapping[str, _Model] | None
     try:
-        found = _ask(settings)
+        found = _ask(fleet.settings)
     except (httpx.HTTPError, sqlite3.Error, ValueError, KeyError) as exc:
         found = None
-        warning = f"the registry at {_shown(settings)} cannot be read ({type(exc).__name__}): tlp doctor"
+        warning = f"the registry at {_shown(fleet.settings)} cannot be read ({type(exc).__name__}): tlp doctor"
     if found is None:
-        return recorded(store), warning
+        return recorded(fleet.store), warning
     rows = [_row(name, model.aliases, model.versions) for name, model in sorted(found.items())]
     return rows, warning
 
 
-def concerns(settings: Settings, store: MeasurementStore, models: Sequence[Mapping[str, Any]]) -> list[str]:
+def concerns(fleet: Fleet, models: Sequence[Mapping[str, Any]]) -> list[str]:
     """What a person should know about the models, one sentence each: no champion any more, a training not through.
 
     Args:
         models: what `models` gave.
     """
-    moved = {event.model for event in store.model_events() if event.alias == CHAMPION}
+    moved = {event.model for event in fleet.store.model_events() if event.alias == CHAMPION}
     found = [
         f"{model['name']} has no champion any more: tuning and training use the last good version until one is "
         "promoted: tlp model list"
@@ -63,7 +64,7 @@ def concerns(settings: Settings, store: MeasurementStore, models: Sequence[Mappi
     ]
     return found + [
         f"trained model {name} is not through the registry yet, the next start goes on with it: tlp train --dry-run"
-        for name in kept.names(settings)
+        for name in kept.names(fleet.settings)
     ]
 
 

@@ -23,7 +23,7 @@ import polars as pl
 
 from storage import Device, Measurement, MeasurementState, MeasurementStore, Sketch, Workload
 from tlp.core.errors import StoreError, TlpError
-from tlp.core.settings import Settings
+from tlp.core.fleet import Fleet
 from tlp.core.signals import held_signals
 from tlp.measure import Runner, rows
 from tlp.measure.canary import CanaryWatch
@@ -39,13 +39,7 @@ Row = Mapping[str, Any]
 
 
 def remeasure(
-    store: MeasurementStore,
-    settings: Settings,
-    device: Device,
-    run_ids: Sequence[str],
-    tasks: Sequence[TaskState],
-    runner: Runner,
-    watch: CanaryWatch,
+    fleet: Fleet, device: Device, run_ids: Sequence[str], tasks: Sequence[TaskState], runner: Runner, watch: CanaryWatch
 ) -> tuple[Remeasured, ...]:
     """Measure the best `settings.tune_remeasure` programs of a run again, in the order they were chosen.
 
@@ -56,8 +50,8 @@ def remeasure(
     Raises:
         Whatever the runner or the store raises; what was measured is stored before.
     """
-    chosen = choose(_first_measurements(store, run_ids), tasks, settings.tune_remeasure)
-    candidates = _rebuild(store, device, tasks, [row for _task, row in chosen])
+    chosen = choose(_first_measurements(fleet.store, run_ids), tasks, fleet.settings.tune_remeasure)
+    candidates = _rebuild(fleet.store, device, tasks, [row for _task, row in chosen])
     if not candidates:
         return ()
     watch.check()
@@ -73,18 +67,18 @@ def remeasure(
     except BaseException as exc:
         try:
             with held_signals():  # as in `TuningSession.run`
-                store.add_measurements(rows.batch(pending, watch.take()))
+                fleet.store.add_measurements(rows.batch(pending, watch.take()))
         except StoreError as error:
             exc.add_note(f"{len(pending)} measurements could not be stored: {error}")
         raise
-    store.add_measurements(rows.batch(pending, watch.take()))
+    fleet.store.add_measurements(rows.batch(pending, watch.take()))
     again = {row.program_id: row for _candidate, row in pending}
     found = []
     for task, first in chosen:
         if (second := again.get(first["program_id"])) is not None:
             first_s, again_s = float(first["latency_s"]), second.latency_s
             gap = None if again_s is None else again_s / first_s - 1.0
-            flagged = gap is None or abs(gap) > settings.tune_remeasure_gap
+            flagged = gap is None or abs(gap) > fleet.settings.tune_remeasure_gap
             found.append(Remeasured(task.name, first["program_id"], first_s, again_s, gap, flagged, second.error))
     return tuple(found)
 

@@ -22,13 +22,12 @@ from storage import (
     Device,
     Measurement,
     MeasurementState,
-    MeasurementStore,
     Network,
     TuningResult,
     Workload,
 )
 from tlp.core.errors import StoreError
-from tlp.core.settings import Settings
+from tlp.core.fleet import Fleet
 from tlp.core.signals import held_signals
 from tlp.fleet import quality
 from tlp.measure import MeasureOutcome, Runner, rows
@@ -107,7 +106,7 @@ class TuningSession:
 
     def __init__(
         self,
-        store: MeasurementStore,
+        fleet: Fleet,
         *,
         network: Network,
         device: Device,
@@ -121,12 +120,11 @@ class TuningSession:
         runner: Runner,
         open_search: SearchFactory,
         watch: CanaryWatch,
-        settings: Settings,
         on_progress: Callable[[TuningProgress], None] | None,
         overlap: bool = False,
         until_flat: bool = False,
     ) -> None:
-        self._store = store
+        self._store = fleet.store
         self._network = network
         self._device = device
         self._run_id = run_id
@@ -136,7 +134,7 @@ class TuningSession:
         self._runner = runner
         self._open_search = open_search
         self._watch = watch
-        self._settings = settings
+        self._settings = fleet.settings
         self._on_progress = on_progress
         self._overlap = overlap
         self._until_flat = until_flat

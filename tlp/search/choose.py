@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from storage import Device, MeasurementStore
 from tlp.core.errors import InvalidInputError, ModelFormatError, NotFoundError, RegistryError
+from tlp.core.fleet import Fleet
 from tlp.core.progress import say
-from tlp.core.settings import Settings
 from tlp.measure._types import Sampler
 from tlp.search.samplers import RandomSampler
 
@@ -25,7 +25,7 @@ def require_sampler(name: str, device: str, samples: int) -> None:
         )
 
 
-def open_sampler(store: MeasurementStore, settings: Settings, device: Device, name: str) -> Sampler:
+def open_sampler(fleet: Fleet, device: Device, name: str) -> Sampler:
     """Make a sampler for a device.
 
     `evolutionary` without a champion that can score the device is `random`, and says so.
@@ -34,12 +34,14 @@ def open_sampler(store: MeasurementStore, settings: Settings, device: Device, na
         RegistryUnavailableError: MLflow does not answer (evolutionary only).
     """
     if name == EVOLUTIONARY:
-        return _evolutionary(store, settings, device)
+        return _evolutionary(fleet, device)
     if name == SELECT:
         from tlp.search.guided import SelectiveSampler
 
-        return SelectiveSampler(store, device.name, _relatives(store, device), device.target, settings.seed)
-    return RandomSampler(device.target, settings.seed)
+        return SelectiveSampler(
+            fleet.store, device.name, _relatives(fleet.store, device), device.target, fleet.settings.seed
+        )
+    return RandomSampler(device.target, fleet.settings.seed)
 
 
 def _relatives(store: MeasurementStore, device: Device) -> list[str]:
@@ -58,24 +60,22 @@ def _relatives(store: MeasurementStore, device: Device) -> list[str]:
     return [other.name for other in family[:MAX_RELATIVES]]
 
 
-def _evolutionary(store: MeasurementStore, settings: Settings, device: Device) -> Sampler:
+def _evolutionary(fleet: Fleet, device: Device) -> Sampler:
     from tlp.model.checkpoint import Checkpoint
     from tlp.model.predictor import Predictor
-    from tlp.registry import Registry
     from tlp.search.guided import EvolutionarySampler
 
-    registry = Registry(settings, store)
     try:
-        found = registry.resolve(device.family, device.name)
+        found = fleet.registry.resolve(device.family, device.name)
         predictor = Predictor(
             Checkpoint.load(found.checkpoint_dir),
             device.name,
             target=device.target,
             family=device.family,
-            threads=settings.torch_threads,
-            torch_device=settings.torch_device,
+            threads=fleet.settings.torch_threads,
+            torch_device=fleet.settings.torch_device,
         )
     except (NotFoundError, RegistryError, ModelFormatError, InvalidInputError) as exc:
         say(f"no champion to guide the search for programs on {device.name}, they are drawn at random: {exc.message}")
-        return RandomSampler(device.target, settings.seed)
-    return EvolutionarySampler(predictor.score_many, device.target, settings.seed)
+        return RandomSampler(device.target, fleet.settings.seed)
+    return EvolutionarySampler(predictor.score_many, device.target, fleet.settings.seed)

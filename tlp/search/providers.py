@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from storage import Device
 from tlp.core.errors import InvalidInputError, ModelFormatError, NotFoundError, RegistryError, RegistryUnavailableError
+from tlp.core.registry import ModelRegistry
 from tlp.felix.formulas import FormulaCount
 from tlp.registry import CHAMPION
 from tlp.search.cost_model import Degraded, Scorer, TLPCostModel
 
 if TYPE_CHECKING:
+    from tlp.core.registry import Resolved
     from tlp.core.settings import Settings
     from tlp.felix.scorer import FelixModel
     from tlp.programs.space import DesignSpace
-    from tlp.registry import Registry, ResolvedModel
 
 log = logging.getLogger(__name__)
 
@@ -178,7 +179,7 @@ class RandomProvider(CostModelProvider):
         return RandomModel(seed=self._seed + 1)
 
 
-def open_provider(ref: str, device: Device, settings: Settings, registry: Registry) -> CostModelProvider:
+def open_provider(ref: str, device: Device, settings: Settings, registry: ModelRegistry) -> CostModelProvider:
     """The provider for what a person typed after `--model`.
 
     Args:
@@ -195,7 +196,7 @@ def open_provider(ref: str, device: Device, settings: Settings, registry: Regist
     return provider
 
 
-def _felix_champion(device: Device, registry: Registry, provider: CostModelProvider) -> Callable[[], FelixModel]:
+def _felix_champion(device: Device, registry: ModelRegistry, provider: CostModelProvider) -> Callable[[], FelixModel]:
     """Looks up the champion of the family's Felix models, or the last good version, loading each once."""
     from tlp.felix.config import KIND
     from tlp.language.encoders import METASCHEDULE
@@ -204,7 +205,7 @@ def _felix_champion(device: Device, registry: Registry, provider: CostModelProvi
     again = f"tlp train --device {device.name} --model felix"
     loaded: dict[int, FelixModel] = {}
 
-    def load(found: ResolvedModel) -> FelixModel:
+    def load(found: Resolved) -> FelixModel:
         from tlp.felix.scorer import load_felix  # imports torch
 
         if found.version not in loaded:
@@ -239,13 +240,13 @@ def _felix_champion(device: Device, registry: Registry, provider: CostModelProvi
     return resolve
 
 
-def _provider(ref: str, device: Device, settings: Settings, registry: Registry) -> CostModelProvider:
+def _provider(ref: str, device: Device, settings: Settings, registry: ModelRegistry) -> CostModelProvider:
     if ref == "xgb":
         return XGBProvider()
     if ref == "random":
         return RandomProvider(settings.seed)
 
-    def load(found: ResolvedModel) -> Scorer:
+    def load(found: Resolved) -> Scorer:
         from tlp.model.checkpoint import Checkpoint  # imports torch
         from tlp.model.inference import Precision
         from tlp.model.predictor import Predictor
@@ -269,7 +270,7 @@ def _provider(ref: str, device: Device, settings: Settings, registry: Registry) 
 
     loaded: dict[int, Scorer] = {}  # the version in force, which is looked up before every round
 
-    def load_once(found: ResolvedModel) -> Scorer:
+    def load_once(found: Resolved) -> Scorer:
         scorer = loaded.get(found.version) or load(found)
         loaded.clear()
         loaded[found.version] = scorer

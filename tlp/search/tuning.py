@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from storage import Device, DeviceState, MeasurementState, MeasurementStore, Network, Run, RunKind, RunState
 from tlp.core.errors import AllFailedError, DeviceLostError, InvalidInputError, UserError
+from tlp.core.fleet import Fleet
 from tlp.core.settings import Settings
 from tlp.fleet import runs
 from tlp.measure import Runner, quarantine
@@ -63,8 +64,7 @@ def find_resumable(store: MeasurementStore, network: str, device: str) -> Resume
 
 
 def tune(
-    store: MeasurementStore,
-    settings: Settings,
+    fleet: Fleet,
     *,
     network: str,
     device: str,
@@ -106,8 +106,8 @@ def tune(
         AllFailedError: nothing but failures; the device is QUARANTINED.
         TlpError: of `model.refresh` before the first round, of the runner, of the store.
     """
-    runs.reap(store)
-    found, machine = store.get_network(network), store.get_device(device)
+    runs.reap(fleet.store)
+    found, machine = fleet.store.get_network(network), fleet.store.get_device(device)
     require_measurable(machine)
     if trials is not None and trials < 1:
         raise InvalidInputError(
@@ -119,26 +119,24 @@ def tune(
             next_command=f"tlp tune {network} --device {device} --search {SEARCHES[0]}",
         )
     started = time.monotonic()
-    with runs.device_lock(settings, device):
-        point = find_resumable(store, network, device) if resume else None
-        params = _params(settings, network, trials, search, model.ref, point, frozen, until_flat)
+    with runs.device_lock(fleet.settings, device):
+        point = find_resumable(fleet.store, network, device) if resume else None
+        params = _params(fleet.settings, network, trials, search, model.ref, point, frozen, until_flat)
         if params["search"] in GRADIENT:
             model.felix()  # whether there is one is asked before anything is started
         with (
-            runs.open_run(store, RunKind.TUNE, device=device, params=params) as run,
-            runs.device_activity(store, device, DeviceState.MEASURING, f"run {run.run_id}"),
+            runs.open_run(fleet.store, RunKind.TUNE, device=device, params=params) as run,
+            runs.device_activity(fleet.store, device, DeviceState.MEASURING, f"run {run.run_id}"),
         ):
-            watch = CanaryWatch(store, machine, run.run_id, runner, settings)
-            session = _session(
-                store, settings, params, found, machine, run.run_id, point, model, runner, watch, on_progress
-            )
+            watch = CanaryWatch(fleet, machine, run.run_id, runner)
+            session = _session(fleet, params, found, machine, run.run_id, point, model, runner, watch, on_progress)
             try:
                 run.reason = session.run()
                 run_ids = (run.run_id, *(point.run_ids if point else ()))
-                again = remeasure(store, settings, machine, run_ids, session.tasks, runner, watch)
-                _take_best(store, device, session.tasks)
+                again = remeasure(fleet, machine, run_ids, session.tasks, runner, watch)
+                _take_best(fleet.store, device, session.tasks)
             except (AllFailedError, DeviceLostError) as exc:
-                quarantine.set_aside(store, device, exc)
+                quarantine.set_aside(fleet.store, device, exc)
                 raise
             finally:
                 run.result = {"trials": session.trials, "model_version": session.version}
@@ -175,8 +173,7 @@ def _params(
 
 
 def _session(
-    store: MeasurementStore,
-    settings: Settings,
+    fleet: Fleet,
     params: Mapping[str, Any],
     network: Network,
     device: Device,
@@ -187,13 +184,13 @@ def _session(
     watch: CanaryWatch,
     on_progress: Callable[[TuningProgress], None] | None,
 ) -> TuningSession:
-    tasks = _tasks(store, network, device.name)
+    tasks = _tasks(fleet.store, network, device.name)
     by_id = {task.workload.workload_id: task for task in tasks}
     history: dict[str, list[float | None]] = defaultdict(list)
     spent, seen = 0, set[str]()
     for earlier in reversed(point.run_ids if point else ()):
         # The measurements say what was spent: a run killed between its two writes has them and not the round's row.
-        for row in store.measurements(run_id=earlier).iter_rows(named=True):
+        for row in fleet.store.measurements(run_id=earlier).iter_rows(named=True):
             if row["program_id"] in seen:  # measured again when the budget was spent
                 continue
             seen.add(row["program_id"])
@@ -202,10 +199,10 @@ def _session(
             if task is not None:
                 task.trials += 1
                 task.failed += row["state"] != MeasurementState.OK
-        for result in store.tuning_results(run_id=earlier):
+        for result in fleet.store.tuning_results(run_id=earlier):
             history[result.workload_id].append(result.best_latency_s)
     return TuningSession(
-        store,
+        fleet,
         network=network,
         device=device,
         run_id=run_id,
@@ -216,9 +213,8 @@ def _session(
         history=history,
         provider=model,
         runner=runner,
-        open_search=search_factory(store, device, model, params),
+        open_search=search_factory(fleet.store, device, model, params),
         watch=watch,
-        settings=settings,
         on_progress=on_progress,
         overlap=_leaves_a_core(device),
         until_flat=bool(params["until_flat"]),

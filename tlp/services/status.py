@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from storage import CanaryState, Device, DeviceCounts, DeviceState, MeasurementStore, Run, RunKind, RunState
+from storage import CanaryState, Device, DeviceCounts, DeviceState, Run, RunKind, RunState
 from tlp.core import processes as _process
+from tlp.core.fleet import Fleet
 from tlp.core.settings import Settings
 from tlp.exchange import landing
 from tlp.fleet import quality
@@ -68,12 +69,12 @@ def device_row(
     }
 
 
-def _trust(settings: Settings, store: MeasurementStore, device: Device, champion_version: str | None) -> dict[str, Any]:
+def _trust(fleet: Fleet, device: Device, champion_version: str | None) -> dict[str, Any]:
     """`canary` and `live` of a device, null where nothing was measured or tuned."""
     if device.endpoint.get("kind") == "dataset":
         return {"canary": None, "live": None}
-    live = None if champion_version is None else quality.summary(store, settings, device.name, str(champion_version))
-    return {"canary": canary.summary(store, device.name), "live": live}
+    live = None if champion_version is None else quality.summary(fleet, device.name, str(champion_version))
+    return {"canary": canary.summary(fleet.store, device.name), "live": live}
 
 
 def _drifting(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -106,39 +107,39 @@ def run_row(run: Run) -> dict[str, Any]:
     }
 
 
-def collect(settings: Settings, store: MeasurementStore) -> dict[str, Any]:
+def collect(fleet: Fleet) -> dict[str, Any]:
     """Everything `tlp status` shows, with the fixed keys devices, models, runs, warnings, and services, at.
 
     Raises:
         StoreError: the store cannot be read.
     """
-    devices = store.list_devices()
-    counts = store.device_counts()
-    services = look(settings)
-    models, registry_warning = registry_view.models(settings, store)
+    devices = fleet.store.list_devices()
+    counts = fleet.store.device_counts()
+    services = look(fleet.settings)
+    models, registry_warning = registry_view.models(fleet)
     champions = {model["name"]: model["champion_version"] for model in models}
     pins = {(model["name"], device): v for model in models for device, v in model["pins"].items()}
     rows = []
     for device in devices:
         model = model_name(device.family)
-        measuring = [r for r in store.list_runs(device=device.name, limit=20) if r.kind in _MEASURING]
+        measuring = [r for r in fleet.store.list_runs(device=device.name, limit=20) if r.kind in _MEASURING]
         champion = pins.get((model, device.name), champions.get(model))
         row = device_row(device, counts[device.name], measuring, champion)
-        rows.append(row | _trust(settings, store, device, champion))
-    running = store.list_runs(state=RunState.RUNNING)
-    handed_in = landing.summary(settings)
+        rows.append(row | _trust(fleet, device, champion))
+    running = fleet.store.list_runs(state=RunState.RUNNING)
+    handed_in = landing.summary(fleet.settings)
     return {
         "at": datetime.now(UTC),
         "devices": rows,
         "models": models,
-        "runs": [run_row(run) for run in store.list_runs(limit=_RECENT_RUNS)],
+        "runs": [run_row(run) for run in fleet.store.list_runs(limit=_RECENT_RUNS)],
         "warnings": [
             *([registry_warning] if registry_warning else []),
-            *registry_view.concerns(settings, store, models),
+            *registry_view.concerns(fleet, models),
             *warnings(devices, running, rows, services),
             *_drifting(rows),
-            *landing.warnings(settings, handed_in),
-            *_schedules(settings, services, datetime.now(UTC)),
+            *landing.warnings(fleet.settings, handed_in),
+            *_schedules(fleet.settings, services, datetime.now(UTC)),
         ],
         "services": services.as_dict(),
         "landing": handed_in,
@@ -182,17 +183,17 @@ def warnings(
     return found
 
 
-def device_detail(settings: Settings, store: MeasurementStore, name: str) -> dict[str, Any]:
+def device_detail(fleet: Fleet, name: str) -> dict[str, Any]:
     """One device of `collect` with `target`, `facts`, `endpoint`, `noise_floor` and `history`. Raises NotFoundError."""
-    device = store.get_device(name)
-    row: dict[str, Any] = next(row for row in collect(settings, store)["devices"] if row["name"] == name)
-    events = [{"at": e.at, "state": e.state.value, "reason": e.reason} for e in store.device_events(name)]
+    device = fleet.store.get_device(name)
+    row: dict[str, Any] = next(row for row in collect(fleet)["devices"] if row["name"] == name)
+    events = [{"at": e.at, "state": e.state.value, "reason": e.reason} for e in fleet.store.device_events(name)]
     return row | {
         "target": dict(device.target),
         "facts": dict(device.facts),
         "endpoint": dict(device.endpoint),
         "enrolled_at": device.enrolled_at,
-        "noise_floor": noise_floor(store, name),
+        "noise_floor": noise_floor(fleet.store, name),
         "history": events,
     }
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from storage import Device, MeasurementStore, Run, RunKind, RunState
-from tlp.core.settings import Settings
+from tlp.core.fleet import Fleet
 from tlp.fleet import quality
 from tlp.fleet.runs import OUT_OF_WORK
 from tlp.language.encoders import LANGUAGES, METASCHEDULE
@@ -73,8 +73,7 @@ def new_samples(store: MeasurementStore, device: str, watermark: int, language: 
 
 
 def decide(
-    store: MeasurementStore,
-    settings: Settings,
+    fleet: Fleet,
     device: str,
     champion: Manifest | None,
     *,
@@ -101,8 +100,8 @@ def decide(
     Raises:
         NotFoundError: no such device.
     """
-    row = store.get_device(device)
-    counts = store.sample_languages()[device]
+    row = fleet.store.get_device(device)
+    counts = fleet.store.sample_languages()[device]
     language = choose_language({device: counts}, [device])
     have = counts.get(language, 0)
     if kind != KIND and language != METASCHEDULE and not force:
@@ -110,7 +109,7 @@ def decide(
             False, f"{device} has no samples of {METASCHEDULE}, which is what {kind} reads", {"samples": have}
         )
     key = model_key(row.family, language, kind)
-    found = _decide(store, settings, row, champion, language, have, force, champion_version, key)
+    found = _decide(fleet, row, champion, language, have, force, champion_version, key)
     return Decision(found.train, found.reason + _languages_note(counts, language), found.numbers)
 
 
@@ -125,8 +124,7 @@ def _languages_note(counts: Mapping[str, int], language: str) -> str:
 
 
 def _decide(
-    store: MeasurementStore,
-    settings: Settings,
+    fleet: Fleet,
     row: Device,
     champion: Manifest | None,
     language: str,
@@ -142,12 +140,12 @@ def _decide(
     if have == 0:
         return Decision(False, f"{device} has no samples yet", numbers)
     if force:
-        found = _decide(store, settings, row, champion, language, have, False, champion_version, key)
+        found = _decide(fleet, row, champion, language, have, False, champion_version, key)
         by_itself = "" if found.train else f" (by itself it would wait: {found.reason})"
         return Decision(True, f"asked for, with {have} samples of {device}{by_itself}", found.numbers)
-    needed = min(settings.retrain_min_new_samples, row.min_samples)
+    needed = min(fleet.settings.retrain_min_new_samples, row.min_samples)
     if champion is None or device not in champion.heads:
-        if have < row.min_samples and (flat := saturated(store, device)) is not None:
+        if have < row.min_samples and (flat := saturated(fleet.store, device)) is not None:
             enough = f"{device} is a new task: {have} of {row.min_samples} samples, more would not help"
             return Decision(True, enough, numbers | {"judged_samples": int(flat["samples"])})
         if have < row.min_samples:
@@ -160,16 +158,16 @@ def _decide(
         found = Decision(True, f"{device} is a new task: {have} samples, {row.min_samples} needed", numbers)
     else:
         mark = champion.learned_until(device)
-        new = new_samples(store, device, mark, language)
+        new = new_samples(fleet.store, device, mark, language)
         numbers |= {"new_samples": new, "needed": needed, "watermark": mark}
         since = f"{new} new samples of {device} since watermark {mark}, {needed} needed"
         found = Decision(new >= needed, since, numbers)
         fell = None
         if not found.train and champion_version is not None:
-            fell = quality.fell(store, settings, device, str(champion_version))
+            fell = quality.fell(fleet, device, str(champion_version))
         if fell is not None:
             found = Decision(True, f"{fell}; {since}", numbers)
-    return _unless_judged(store, found, device, language, needed, champion_version, key) if found.train else found
+    return _unless_judged(fleet.store, found, device, language, needed, champion_version, key) if found.train else found
 
 
 def _unless_judged(

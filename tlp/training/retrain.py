@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from storage import Device, MeasurementStore
+from storage import Device
 from tlp.core.errors import InvalidInputError, ModelFormatError
 from tlp.core.faults import reached
-from tlp.core.settings import Settings
+from tlp.core.fleet import Fleet
+from tlp.core.registry import ModelRegistry, Resolved
 from tlp.felix import config as felix
 from tlp.felix.stores import StoreReader
 from tlp.felix.training import options_of, read_stores, train_felix
@@ -18,7 +19,7 @@ from tlp.language.encoders import METASCHEDULE
 from tlp.model.checkpoint import KIND, Checkpoint, Manifest, Model
 from tlp.model.kinds import KINDS
 from tlp.registry import model_name
-from tlp.registry.champion import ModelRegistry, Resolved, find_champion, load_champion
+from tlp.registry.champion import find_champion, load_champion
 from tlp.registry.kept import Facts, keep
 from tlp.training.data.dataset import Dataset, build_dataset
 from tlp.training.decision import (
@@ -100,9 +101,7 @@ class RetrainResult:
 
 
 def run_retrain(
-    store: MeasurementStore,
-    settings: Settings,
-    registry: ModelRegistry,
+    fleet: Fleet,
     *,
     device: str,
     from_scratch: bool = False,
@@ -139,8 +138,8 @@ def run_retrain(
         RegistryError: the registry is at fault; what was trained is kept, and the message says so.
     """
     started = time.monotonic()
-    row = store.get_device(device)
-    language = training_language(store, device)
+    row = fleet.store.get_device(device)
+    language = training_language(fleet.store, device)
     check_kind(kind)
     if kind == felix.KIND and language != METASCHEDULE:
         raise InvalidInputError(
@@ -148,9 +147,9 @@ def run_retrain(
             next_command=f"tlp measure {device} --samples 500",
         )
     key = model_key(row.family, language, kind)
-    finished = submit_kept(store, settings, registry, key)
+    finished = submit_kept(fleet, key)
     try:
-        champion = patiently(settings, lambda: find_champion(registry, key))
+        champion = patiently(fleet.settings, lambda: find_champion(fleet.registry, key))
     except ModelFormatError:
         if not from_scratch:
             raise
@@ -158,12 +157,10 @@ def run_retrain(
     manifest = champion.loaded.manifest if champion else None
     warnings = (champion.fallback,) if champion and champion.fallback else ()
     decision = decide(
-        store,
-        settings,
+        fleet,
         device,
         manifest,
         force=force or from_scratch,
-        # Live accuracy is of what tuning asks: MTL-TLP.
         champion_version=champion.version if champion and kind == KIND else None,
         kind=kind,
     )
@@ -175,19 +172,19 @@ def run_retrain(
         )
     fresh = from_scratch or champion is None or kind != KIND
     parent = None if fresh or champion is None else (str(champion.version), champion.loaded)
-    dataset = _dataset(store, settings, row, parent, manifest, language, MAX_AUXILIARIES if kind == KIND else None)
+    dataset = _dataset(fleet, row, parent, manifest, language, MAX_AUXILIARIES if kind == KIND else None)
     candidate: Model
     if kind == KIND:
         candidate = (strategy or JointStrategy()).train(
             dataset,
-            TrainOptions.from_settings(settings),
+            TrainOptions.from_settings(fleet.settings),
             parent=parent[1] if parent else None,
             parent_version=parent[0] if parent else None,
             on_epoch=on_progress,
         )
     else:
-        reader = StoreReader(store, row.target, settings.cache_dir / "per-store")
-        candidate = train_felix(read_stores(dataset, reader), options_of(settings), on_epoch=on_progress)
+        reader = StoreReader(fleet.store, row.target, fleet.settings.cache_dir / "per-store")
+        candidate = train_felix(read_stores(dataset, reader), options_of(fleet.settings), on_epoch=on_progress)
     reached("trained")
     facts = Facts(
         key=key,
@@ -200,9 +197,9 @@ def run_retrain(
         held_networks=dataset.holdout.networks,
         warnings=warnings,
     )
-    kept = keep(settings, candidate, facts)
+    kept = keep(fleet.settings, candidate, facts)
     reached("kept")
-    return _result(submit(store, settings, registry, kept, candidate), started)
+    return _result(submit(fleet, kept, candidate), started)
 
 
 def check_kind(kind: str) -> None:
@@ -229,8 +226,7 @@ def _result(done: Submitted, started: float) -> RetrainResult:
 
 
 def _dataset(
-    store: MeasurementStore,
-    settings: Settings,
+    fleet: Fleet,
     device: Device,
     parent: tuple[str, Checkpoint] | None,
     champion: Manifest | None,
@@ -239,11 +235,11 @@ def _dataset(
 ) -> Dataset:
     start = parent[1] if parent else None
     return build_dataset(
-        store,
-        choose_devices(store, device, champion, language, auxiliaries),
+        fleet.store,
+        choose_devices(fleet.store, device, champion, language, auxiliaries),
         vocabulary=start.vocabulary if start else None,
         encoder_version=start.encoder_version if start else None,
         length=start.config.length if start else None,
         language=language,
-        cache_dir=settings.cache_dir / "features",
+        cache_dir=fleet.settings.cache_dir / "features",
     )

@@ -24,6 +24,8 @@ from tlp.core.errors import (
     RegistryUnavailableError,
 )
 from tlp.core.faults import reached
+from tlp.core.fleet import Fleet
+from tlp.core.registry import ModelRegistry, Usable
 from tlp.core.settings import Settings
 from tlp.fleet import runs
 from tlp.fleet.counts import more_held_out
@@ -31,7 +33,7 @@ from tlp.model.checkpoint import KIND, MANIFEST, Manifest, Model
 from tlp.model.kinds import load_model
 from tlp.registry import VersionFacts, model_name
 from tlp.registry import kept as keeping
-from tlp.registry.champion import ModelRegistry, Usable, find_champion
+from tlp.registry.champion import find_champion
 from tlp.registry.kept import Judged, KeptCandidate
 from tlp.training.data.dataset import choose_language
 from tlp.training.data.holdout import Holdout
@@ -90,21 +92,19 @@ def patiently(settings: Settings, call: Callable[[], T]) -> T:
     raise AssertionError("unreachable: tenacity returns or raises")
 
 
-def submit_kept(
-    store: MeasurementStore, settings: Settings, registry: ModelRegistry, key: str | None = None
-) -> list[Submitted]:
+def submit_kept(fleet: Fleet, key: str | None = None) -> list[Submitted]:
     """Go on with every model that is kept (for one key), oldest first; called at a start.
 
     Families that are being trained are left to the process that does. A registry that fails leaves its model kept,
     with a warning in the log.
     """
     done = []
-    for candidate in keeping.find(settings, key):
+    for candidate in keeping.find(fleet.settings, key):
         try:
-            _check_belongs(store, candidate)
-            with runs.train_lock(settings, candidate.facts.key):
+            _check_belongs(fleet.store, candidate)
+            with runs.train_lock(fleet.settings, candidate.facts.key):
                 if candidate.folder.is_dir():
-                    done.append(submit(store, settings, registry, candidate))
+                    done.append(submit(fleet, candidate))
         except BusyError:
             continue
         except ModelFormatError as exc:
@@ -127,13 +127,7 @@ def _check_belongs(store: MeasurementStore, candidate: KeptCandidate) -> None:
         ) from exc
 
 
-def submit(
-    store: MeasurementStore,
-    settings: Settings,
-    registry: ModelRegistry,
-    candidate: KeptCandidate,
-    model: Model | None = None,
-) -> Submitted:
+def submit(fleet: Fleet, candidate: KeptCandidate, model: Model | None = None) -> Submitted:
     """Judge, register, promote if it passed, record; then the kept folder goes. The caller holds the train lock.
 
     Args:
@@ -143,7 +137,7 @@ def submit(
         RegistryUnavailableError, RegistryError: the registry is at fault; the model stays kept, the message says so.
     """
     try:
-        return _submit(store, settings, registry, candidate, model)
+        return _submit(fleet, candidate, model)
     except RegistryError as exc:
         raise type(exc)(
             f"{exc.message}; the trained model is kept as {candidate.folder} and goes on at the next start",
@@ -151,32 +145,28 @@ def submit(
         ) from exc
 
 
-def _submit(
-    store: MeasurementStore,
-    settings: Settings,
-    registry: ModelRegistry,
-    candidate: KeptCandidate,
-    model: Model | None,
-) -> Submitted:
+def _submit(fleet: Fleet, candidate: KeptCandidate, model: Model | None) -> Submitted:
     facts, report = candidate.facts, None
-    version = patiently(settings, lambda: registry.find_submission(facts.key, candidate.submission))
+    version = patiently(fleet.settings, lambda: fleet.registry.find_submission(facts.key, candidate.submission))
     judged = candidate.judged()
     if judged is None or version is None:
-        alias = patiently(settings, lambda: registry.champion_version(facts.key))
-        champion = patiently(settings, lambda: _champion(registry, facts.key))
+        alias = patiently(fleet.settings, lambda: fleet.registry.champion_version(facts.key))
+        champion = patiently(fleet.settings, lambda: _champion(fleet.registry, facts.key))
         if judged is None or (judged.alias, judged.champion) != (alias, champion.version if champion else None):
-            judged, report = _judge(store, settings, candidate, model, champion, alias)
+            judged, report = _judge(fleet, candidate, model, champion, alias)
             candidate.keep_verdict(judged)
     reached("judged")
     found = judged  # for the closures: it is not None any more
-    version = patiently(settings, lambda: _register(registry, candidate, found))  # finishes what a kill left open
+    version = patiently(
+        fleet.settings, lambda: _register(fleet.registry, candidate, found)
+    )  # finishes what a kill left open
     gate, manifest = GateVerdict.from_json(judged.gate), _manifest(candidate)
     promoted, reason = False, "; ".join(gate.reasons)
     if gate.passed:
-        promoted, reason = _promote(settings, registry, candidate, judged, version, reason)
+        promoted, reason = _promote(fleet.settings, fleet.registry, candidate, judged, version, reason)
     if promoted and manifest.kind == KIND:  # what tuning asks by itself
-        heads = _speakers(store, manifest.heads, facts.language)
-        mark_serving(store, heads, f"version {version} of {model_name(facts.key)} was promoted")
+        heads = _speakers(fleet.store, manifest.heads, facts.language)
+        mark_serving(fleet.store, heads, f"version {version} of {model_name(facts.key)} was promoted")
     reached("served")
     candidate.drop()
     origin = {"strategy": manifest.strategy, "parent": manifest.parent, "watermark": manifest.watermark}
@@ -193,12 +183,7 @@ def _champion(registry: ModelRegistry, key: str) -> Usable | None:
 
 
 def _judge(
-    store: MeasurementStore,
-    settings: Settings,
-    candidate: KeptCandidate,
-    model: Model | None,
-    champion: Usable | None,
-    alias: int | None,
+    fleet: Fleet, candidate: KeptCandidate, model: Model | None, champion: Usable | None, alias: int | None
 ) -> tuple[Judged, EvaluationReport]:
     facts = candidate.facts
     version = None if champion is None else champion.version
@@ -209,15 +194,15 @@ def _judge(
         return Judged(version, alias, refused.to_json(), {}, {}), EvaluationReport({}, 0)
     called = loaded.manifest.kind
     scorers = {
-        name: ScreenedScorer(scorer_of(checkpoint, store, settings))
+        name: ScreenedScorer(scorer_of(fleet, checkpoint))
         for name, checkpoint in ((called, loaded), (CHAMPION, champion.loaded if champion else None))
         if checkpoint is not None
     }
     heads = set(loaded.heads) | set(champion.loaded.heads if champion else ())
-    names = _speakers(store, heads, facts.language)
+    names = _speakers(fleet.store, heads, facts.language)
     workloads = frozenset(workload for tasks in facts.holdout.values() for workload in tasks)
     report = evaluate(
-        store,
+        fleet.store,
         names,
         scorers,
         watermark=loaded.manifest.watermark,
@@ -226,13 +211,13 @@ def _judge(
     )
     verdict = judge(
         report,
-        settings,
+        fleet.settings,
         trained=[facts.device],
         candidate=called,
         champion=CHAMPION if champion else None,
         others=[name for name in names if name != facts.device],
         defects=scorers[called].defects(),
-        remedies={facts.device: more_held_out(store.get_device(facts.device), store.list_networks())},
+        remedies={facts.device: more_held_out(fleet.store.get_device(facts.device), fleet.store.list_networks())},
     )
     plots.draw_all(report, loaded.manifest.curves, candidate.figures_dir)
     metrics = _metrics(loaded.manifest, report, verdict, facts.device)

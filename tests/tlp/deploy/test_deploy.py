@@ -24,6 +24,7 @@ from storage import (
     RunKind,
     Workload,
 )
+from tests.fleets import fleet_of
 from tlp import deploy
 from tlp.core.errors import DeviceError, NotFoundError, UserError
 from tlp.core.settings import Settings
@@ -115,7 +116,7 @@ def records_of(folder: str) -> dict[str, tuple[str, float]]:
 
 
 def test_best_writes_a_checked_library_and_a_database(store: MemoryStore, settings: Settings, tmp_path: Path) -> None:
-    report = deploy.best(store, settings, network="net", device="a", out=tmp_path / "out")
+    report = deploy.best(fleet_of(settings, store), network="net", device="a", out=tmp_path / "out")
     assert report.library == str(tmp_path / "out" / "net-a.so") and Path(report.library).is_file()
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["net-a-database", "net-a.so"]
     assert report.measured_latency_s and report.untuned_latency_s and report.torch_latency_s
@@ -128,7 +129,7 @@ def test_best_writes_a_checked_library_and_a_database(store: MemoryStore, settin
     keys = {"network", "device", "library", "database", "measured_latency_s", "max_abs_error"}
     assert keys <= set(report.to_json())
 
-    again = deploy.best(store, settings, network="net", device="a", out=tmp_path / "out")
+    again = deploy.best(fleet_of(settings, store), network="net", device="a", out=tmp_path / "out")
     assert (again.library, again.database) == (report.library, report.database)
     assert not list((tmp_path / "out").glob(".best-*"))
 
@@ -138,7 +139,7 @@ def test_best_uses_the_records_of_that_device_only(
 ) -> None:
     folders = {}
     for name in ("a", "b"):
-        report = deploy.best(store, settings, network="net", device=name)
+        report = deploy.best(fleet_of(settings, store), network="net", device=name)
         assert Path(report.library).parent == settings.artifacts_dir / f"net-{name}"
         folders[name] = records_of(report.database)
     assert report.measured_latency_s is None  # device b cannot be reached from here
@@ -187,7 +188,7 @@ def test_wrong_outputs_are_an_error_and_nothing_is_written(
     with pytest.raises(
         DeviceError, match=r"net compiled for a is wrong: it differs from torch by .*nothing was written"
     ):
-        deploy.best(store, settings, network="net", device="a", out=tmp_path / "out")
+        deploy.best(fleet_of(settings, store), network="net", device="a", out=tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -217,17 +218,17 @@ def test_bad_input(
 ) -> None:
     now = datetime.now(UTC)
     with pytest.raises(NotFoundError):
-        deploy.best(store, settings, network="missing", device="a")
+        deploy.best(fleet_of(settings, store), network="missing", device="a")
     store.add_device(Device("new", target, "x86_64", 1, {}, {"kind": "local"}, DeviceState.ENROLLED, now), "test")
     with pytest.raises(UserError, match="no program of net was measured on new yet") as caught:
-        deploy.best(store, settings, network="net", device="new")
+        deploy.best(fleet_of(settings, store), network="net", device="new")
     assert caught.value.next_command == "tlp tune net --device new"
     store.add_network(Network("cut", True, "dataset:starter", now, network[0].tasks), network[1])
     with pytest.raises(UserError, match="subgraphs only"):
-        deploy.best(store, settings, network="cut", device="a")
+        deploy.best(fleet_of(settings, store), network="cut", device="a")
     (settings.home.parent / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
-        deploy.best(store, settings, network="net", device="a", out=settings.home.parent / "file" / "out")
+        deploy.best(fleet_of(settings, store), network="net", device="a", out=settings.home.parent / "file" / "out")
 
 
 def test_what_a_killed_process_left_is_cleared(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from storage import (
     RunKind,
     RunState,
 )
+from tests.fleets import fleet_of
 from tlp.core.errors import InvalidInputError, NotFoundError
 from tlp.core.settings import Settings
 from tlp.exchange import transfer as exchange
@@ -349,14 +350,14 @@ def test_the_command_reads_standard_input_and_enrolls_nothing_for_a_file_that_is
 ) -> None:
     settings = Settings(home=tmp_path)
     with pytest.raises(InvalidInputError, match="AutoTVM"):
-        exchange.import_ansor(store, settings, write(AUTOTVM), device="new", target="x86-64-v3")
+        exchange.import_ansor(fleet_of(settings, store), write(AUTOTVM), device="new", target="x86-64-v3")
     assert [device.name for device in store.list_devices()] == ["cpu", "gpu"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"garbage")))
     with pytest.raises(InvalidInputError, match="standard input is no auto_scheduler log"):
-        exchange.import_ansor(store, settings, Path("-"), device="new", target="x86-64-v3")
+        exchange.import_ansor(fleet_of(settings, store), Path("-"), device="new", target="x86-64-v3")
     assert [device.name for device in store.list_devices()] == ["cpu", "gpu"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(record(1))))
-    printed = exchange.import_ansor(store, settings, Path("-"), device="cpu", target=None)
+    printed = exchange.import_ansor(fleet_of(settings, store), Path("-"), device="cpu", target=None)
     assert (printed["read"], printed["stored"], printed["skipped"]) == (1, 1, [])
 
 
@@ -367,6 +368,6 @@ def test_the_command_reads_a_pipe_that_has_a_name(store: MeasurementStore, tmp_p
     lines = [record(i % 40, seconds=1600000000 + i) for i in range(500)]
     writer = threading.Thread(target=lambda: fifo.write_bytes(b"\n".join(lines)))
     writer.start()
-    printed = exchange.import_ansor(store, Settings(home=tmp_path), fifo, device="cpu", target=None)
+    printed = exchange.import_ansor(fleet_of(Settings(home=tmp_path), store), fifo, device="cpu", target=None)
     writer.join()
     assert (printed["read"], printed["stored"], printed["skipped"]) == (500, 500, [])

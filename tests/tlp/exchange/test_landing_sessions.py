@@ -15,6 +15,7 @@ import pytest
 
 from storage import DuckDBStore, Network, NetworkTask, RunKind
 from storage.testing import Scene, example_device
+from tests.fleets import fleet_of
 from tests.tlp import small_fleet
 from tlp.core.errors import BusyError
 from tlp.core.settings import Settings
@@ -74,13 +75,12 @@ class Holding(FakeRunner):
 def measure(store: DuckDBStore, settings: Settings, runner: FakeRunner, samples: int) -> Any:
     with runs.open_run(store, RunKind.MEASURE, device="cpu0") as run:
         return measure_device(
-            store,
+            fleet_of(settings, store),
             "cpu0",
             samples=samples,
             run_id=run.run_id,
             sampler=RandomSampler(TARGET, 1),
             runner=runner,
-            settings=settings,
         )
 
 
@@ -146,7 +146,7 @@ def test_what_waits_and_what_was_set_aside_is_said(tmp_path: Any, monkeypatch: p
     assert landing.warnings(settings, landing.summary(settings)) == []
     store = DuckDBStore(settings.store_path)
     scene = Scene(store, "cpu0")
-    landing.Sink(store, settings).put(scene.batch([scene.ok("a", 0)], [0]))
+    landing.Sink(fleet_of(settings, store)).put(scene.batch([scene.ok("a", 0)], [0]))
     bad = settings.landing_dir / f"{0:064}.parquet"
     bad.write_bytes(b"?")
     found = landing.summary(settings)
@@ -206,7 +206,7 @@ def test_bootstrap_says_what_waits_and_measures_nothing_twice(
 
     def measured(store: DuckDBStore, settings: Settings, device: str, *, samples: int, **_: Any) -> dict[str, Any]:
         calls.append(samples)
-        report = measure(store, settings, FakeRunner(), samples)
+        report = measure(fleet_of(settings, store), FakeRunner(), samples)
         have = store.device_counts()[device].samples_ok
         return {"ok": report.ok, "failed": 0, "seconds": 0.0, "reason": report.reason, "samples_ok": have}
 
@@ -215,8 +215,8 @@ def test_bootstrap_says_what_waits_and_measures_nothing_twice(
     with filelock.FileLock(settings.landing_dir / ".lock"):
         for _ in range(2):  # the second time it measures nothing
             with pytest.raises(BusyError, match=f"{quota} samples of device 'cpu0' wait .* another process is taking"):
-                pipeline.fill_quota(store, settings, "cpu0")
+                pipeline.fill_quota(fleet_of(settings, store), "cpu0")
         assert "another process is taking files in" in capsys.readouterr().err, "the session's end says it, too"
     assert (calls, store.watermark()) == ([quota], 0)
-    assert pipeline.fill_quota(store, settings, "cpu0")["samples_ok"] == quota
+    assert pipeline.fill_quota(fleet_of(settings, store), "cpu0")["samples_ok"] == quota
     assert calls == [quota]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from storage import MemoryStore, RunKind, RunState
+from tests.fleets import fleet_of
 from tests.tlp.exchange.metaschedule_helpers import DATA, REAL, add_device, changed, measured, new_store, write
 from tlp.core.errors import InvalidInputError, NotFoundError
 from tlp.core.settings import Settings
@@ -393,7 +394,9 @@ def test_refused(tmp_path: Path) -> None:
 def test_nothing_is_enrolled_for_a_folder_without_a_database(tmp_path: Path) -> None:
     store = MemoryStore()
     with pytest.raises(InvalidInputError, match="holds no MetaSchedule database"):
-        exchange.import_metaschedule(store, Settings(home=tmp_path), tmp_path, device="new", target="x86-64-v3")
+        exchange.import_metaschedule(
+            fleet_of(Settings(home=tmp_path), store), tmp_path, device="new", target="x86-64-v3"
+        )
     assert store.list_devices() == []
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from storage import DeviceState, MeasurementStore, RunKind
+from tests.fleets import fleet_of
 from tests.tlp import small_fleet
 from tests.tlp.registry.helpers import client_of
 from tlp.core.errors import InvalidInputError, NotFoundError
@@ -48,7 +49,7 @@ def lenient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train(store: MeasurementStore, settings: Settings, **options: Any) -> dict[str, Any]:
-    return retraining.retrain(store, settings, device=small_fleet.DEVICE, force=True, **options)
+    return retraining.retrain(fleet_of(settings, store), device=small_fleet.DEVICE, force=True, **options)
 
 
 @pytest.mark.parametrize("key", ["x86_64", "ansor-x86_64", "felix-x86_64"])

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage import MemoryStore, RoundQuality
+from tests.fleets import fleet_of
 from tlp.core.settings import Settings
 from tlp.fleet import quality
 from tlp.fleet.quality import compare, count_pairs, fell, summary
@@ -74,13 +75,13 @@ def rounds(
 def test_a_real_fall_is_told_with_both_numbers() -> None:
     store = MemoryStore()
     store.add_round_qualities(rounds(20, 0.9, 1) + rounds(10, 0.7, 2))
-    reason = fell(store, SETTINGS, "cpu0", "3")
+    reason = fell(fleet_of(SETTINGS, store), "cpu0", "3")
     assert reason is not None and reason.startswith("version 3 ranks 7")
     found = compare(store.round_qualities(), SETTINGS)
     assert found is not None
     assert f"{found.accuracy:.1%}" in reason and f"{found.expected:.1%}" in reason and "10% is allowed" in reason
     assert found.fall == pytest.approx(0.2, abs=0.06) and 0 < found.at_least < found.fall
-    assert fell(store, SETTINGS, "cpu1", "3") is None and fell(store, SETTINGS, "cpu0", "4") is None
+    assert fell(fleet_of(SETTINGS, store), "cpu1", "3") is None and fell(fleet_of(SETTINGS, store), "cpu0", "4") is None
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,7 @@ def test_a_real_fall_is_told_with_both_numbers() -> None:
 def test_no_fall(history: list[RoundQuality]) -> None:
     store = MemoryStore()
     store.add_round_qualities(history)
-    assert fell(store, SETTINGS, "cpu0", "3") is None
+    assert fell(fleet_of(SETTINGS, store), "cpu0", "3") is None
 
 
 def test_harder_pairs_are_no_fall() -> None:
@@ -110,7 +111,7 @@ def test_harder_pairs_are_no_fall() -> None:
     history = store.round_qualities()
     plain = [quality.accuracy(history[:20]), quality.accuracy(history[20:])]
     assert plain[0] is not None and plain[1] is not None and plain[0] - plain[1] > 0.2
-    assert fell(store, SETTINGS, "cpu0", "3") is None
+    assert fell(fleet_of(SETTINGS, store), "cpu0", "3") is None
     found = compare(history, SETTINGS)
     assert found is not None and abs(found.fall) < 0.08
 
@@ -119,7 +120,7 @@ def test_later_visits_of_a_task_are_compared_with_later_visits() -> None:
     early, late = rounds(14, 0.9, 1), rounds(6, 0.65, 2, visit=5)
     store = MemoryStore()
     store.add_round_qualities([*early, *late, *rounds(10, 0.65, 3, visit=9)])
-    assert fell(store, SETTINGS, "cpu0", "3") is None
+    assert fell(fleet_of(SETTINGS, store), "cpu0", "3") is None
 
 
 def test_false_alarms_are_rare_and_real_falls_are_seen() -> None:
@@ -134,7 +135,7 @@ def test_false_alarms_are_rare_and_real_falls_are_seen() -> None:
         for history in histories:
             store = MemoryStore()
             store.add_round_qualities(history)
-            count += fell(store, SETTINGS, "cpu0", "3") is not None
+            count += fell(fleet_of(SETTINGS, store), "cpu0", "3") is not None
         return count
 
     assert alarms(quiet) <= 3
@@ -143,14 +144,14 @@ def test_false_alarms_are_rare_and_real_falls_are_seen() -> None:
 
 def test_summary_of_a_version() -> None:
     store = MemoryStore()
-    assert summary(store, SETTINGS, "cpu0", "3") is None
+    assert summary(fleet_of(SETTINGS, store), "cpu0", "3") is None
     few = [replace(row, best_of={1: 0.5, 5: 1.0}) for row in rounds(4, 0.9, 1)]
     store.add_round_qualities([*few, *rounds(2, 0.1, 2, canary_off=True)])
-    found = summary(store, SETTINGS, "cpu0", "3")
+    found = summary(fleet_of(SETTINGS, store), "cpu0", "3")
     assert found is not None
     assert (found["rounds"], found["flagged_rounds"], found["pairs"]) == (6, 2, 120)
     assert found["pair_accuracy"] == pytest.approx(0.9, abs=0.1)
     assert (found["expected_accuracy"], found["fell"], found["best_of"]) == (None, None, {"1": 0.5, "5": 1.0})
     store.add_round_qualities(rounds(16, 0.9, 3) + rounds(10, 0.5, 4))
-    found = summary(store, SETTINGS, "cpu0", "3")
+    found = summary(fleet_of(SETTINGS, store), "cpu0", "3")
     assert found is not None and "down by" in found["fell"] and found["fall"] == pytest.approx(0.4, abs=0.08)

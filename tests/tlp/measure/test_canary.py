@@ -10,6 +10,7 @@ import pytest
 
 from storage import Canary, CanaryState, DeviceState, MemoryStore, Network, NetworkTask, RunKind
 from storage.testing import example_device
+from tests.fleets import fleet_of
 from tests.tlp import small_fleet
 from tlp.core.settings import Settings
 from tlp.fleet import runs
@@ -53,7 +54,7 @@ class Machine(FakeRunner):
 
 def watch(store: MemoryStore, runner: FakeRunner, settings: Settings = SETTINGS) -> CanaryWatch:
     run_id = store.start_run(RunKind.MEASURE, device="cpu0", params={}, owner={})
-    return CanaryWatch(store, store.get_device("cpu0"), run_id, runner, settings)
+    return CanaryWatch(fleet_of(settings, store), store.get_device("cpu0"), run_id, runner)
 
 
 def rows(store: MemoryStore) -> list[Canary]:
@@ -161,19 +162,18 @@ def test_switched_off_or_no_cpu_means_that_nothing_is_known(store: MemoryStore) 
 
     assert watch(store, Untouchable(), Settings(canary=False)).check() is None
     gpu = replace(example_device("gpu0", target={"kind": "cuda", "arch": "sm_80"}), family="cuda")
-    assert CanaryWatch(store, gpu, "run", Untouchable(), SETTINGS).check() is None
+    assert CanaryWatch(fleet_of(SETTINGS, store), gpu, "run", Untouchable()).check() is None
 
 
 # -- in a session ---------------------------------------------------------------------------------------------------
 def measured(store: MemoryStore, slowdown: Callable[[int], float], samples: int = 12) -> Any:
     with runs.open_run(store, RunKind.MEASURE, device="cpu0") as run, FakeRunner(slowdown=slowdown) as runner:
         return measure_device(
-            store,
+            fleet_of(SETTINGS, store),
             "cpu0",
             samples=samples,
             run_id=run.run_id,
             sampler=RandomSampler(TARGET, 1),
-            settings=SETTINGS,
             runner=runner,
         )
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from storage import Device, DeviceState, MeasurementStore, open_store
+from tests.fleets import fleet_of
 from tlp.core.errors import AlreadyExistsError, InvalidInputError
 from tlp.core.settings import Settings
 from tlp.fleet.counts import MAX_PROGRAMS, validate_count
@@ -25,7 +26,7 @@ def store() -> MeasurementStore:
 
 @pytest.mark.parametrize("same", [{}, {"min_samples": 6}, {"target": TARGET}])
 def test_a_device_is_enrolled_once(store, same):
-    assert enroll.enroll_once(store, Settings(), "cpu", **same) == store.get_device("cpu")
+    assert enroll.enroll_once(fleet_of(Settings(), store), "cpu", **same) == store.get_device("cpu")
 
 
 @pytest.mark.parametrize(
@@ -33,7 +34,7 @@ def test_a_device_is_enrolled_once(store, same):
 )
 def test_a_device_enrolled_as_something_else_is_not_taken_for_it(store, other, named):
     with pytest.raises(AlreadyExistsError, match=named) as caught:
-        enroll.enroll_once(store, Settings(), "cpu", **other)
+        enroll.enroll_once(fleet_of(Settings(), store), "cpu", **other)
     assert caught.value.next_command == "tlp bootstrap cpu"
 
 

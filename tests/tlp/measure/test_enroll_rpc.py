@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from storage import MeasurementStore, open_store
+from tests.fleets import fleet_of
 from tlp.core.errors import DeviceError, InvalidInputError, NotFoundError
 from tlp.core.settings import Settings
 from tlp.measure import tracker as trackers
@@ -29,7 +30,7 @@ def store() -> MeasurementStore:
 def enroll(store: MeasurementStore, tracker: str, *, key: str = "board", cc: str | None = None, **limits: float):
     wanted = QUICK | limits
     settings = Settings(**wanted)  # type: ignore[arg-type]
-    return enroll_rpc(store, settings, "pi", target=TARGET, tracker=tracker, key=key, cc=cc, min_samples=5)
+    return enroll_rpc(fleet_of(settings, store), "pi", target=TARGET, tracker=tracker, key=key, cc=cc, min_samples=5)
 
 
 def fails_at(store: MeasurementStore, step: Step, *args: object, **kwargs: object) -> DeviceError:

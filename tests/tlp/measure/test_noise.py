@@ -11,6 +11,7 @@ from rich.console import Console
 
 from storage import Canary, CanaryState, MeasurementBatch, MeasurementStore, Program, RunKind
 from storage.testing import _examples
+from tests.fleets import fleet_of
 from tlp.core import processes as _process
 from tlp.core.home import open_home
 from tlp.core.settings import Settings
@@ -47,7 +48,7 @@ def canary(state: CanaryState, latency_s: float | None, dispersion: float | None
 
 def test_nothing_measured_says_nothing(store: MeasurementStore, settings: Settings) -> None:
     assert noise_floor(store, "cpu0") is None
-    assert status.device_detail(settings, store, "cpu0")["noise_floor"] is None
+    assert status.device_detail(fleet_of(settings, store), "cpu0")["noise_floor"] is None
 
 
 def test_it_is_the_median_of_the_newest_and_tells_what_was_left_out(
@@ -67,13 +68,13 @@ def test_it_is_the_median_of_the_newest_and_tells_what_was_left_out(
     store.add_canaries([canary(CanaryState.REFERENCE, 5.0, 0.5), canary(CanaryState.OFF, 50.0)])
     store.add_canaries([canary(CanaryState.REBASE, None), canary(CanaryState.REFERENCE, 1.0, 0.03)])
     store.add_canaries([canary(CanaryState.STEADY, 0.98), canary(CanaryState.OFF, 1.02)])
-    noise = status.device_detail(settings, store, "cpu0")["noise_floor"]
+    noise = status.device_detail(fleet_of(settings, store), "cpu0")["noise_floor"]
     assert noise["canary_dispersion"] == 0.03 and noise["canaries"] == 3, (
         "canaries of an earlier reference are another's"
     )
     assert noise["canary_recent_dispersion"] == pytest.approx(1.4826 * 0.02)
     console = Console(width=300)
     with console.capture() as capture:
-        console.print(tables.device_detail(status.device_detail(settings, store, "cpu0")))
+        console.print(tables.device_detail(status.device_detail(fleet_of(settings, store), "cpu0")))
     assert "repeats ±1.5% (median of the newest 199 measurements)" in capture.get()
     assert "canary ±3.0% at its reference, ±3.0% over 3 batches" in capture.get()

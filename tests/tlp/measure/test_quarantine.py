@@ -14,6 +14,7 @@ import pytest
 import tlp.measure
 from storage import DeviceState, MeasurementStore, Network, NetworkTask, RunKind, RunState, open_store
 from storage.testing import example_device
+from tests.fleets import fleet_of
 from tlp.core.errors import AllFailedError, DeviceLostError, StoreError, UserError
 from tlp.core.settings import Settings
 from tlp.fleet import runs
@@ -69,7 +70,7 @@ def quarantined(store: MeasurementStore, probes: int) -> None:
     store.set_device_state("board", DeviceState.MEASURING, "run 1")
     store.set_device_state("board", QUARANTINED, "lost")
     for _ in range(probes):
-        quarantine.try_now(store, Settings(), "board", FakeRunner(lost=lambda: True))
+        quarantine.try_now(fleet_of(Settings(), store), "board", FakeRunner(lost=lambda: True))
 
 
 def test_back_off_doubles_and_is_kept_in_the_history(store, limits):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from storage import MeasurementBatch, MeasurementStore, MemoryStore, RunKind, RunState
+from tests.fleets import fleet_of
 from tests.tlp import small_fleet
 from tests.tlp.small_fleet import HELD, TRAINED, candidates, measured, workload
 from tlp.core.errors import InvalidInputError
@@ -54,7 +55,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def fill(store: MeasurementStore, settings: Settings, **more: Any) -> dict[str, Any]:
-    return pipeline.fill_quota(store, settings, DEVICE, until_flat=True, **more)
+    return pipeline.fill_quota(fleet_of(settings, store), DEVICE, until_flat=True, **more)
 
 
 def answers(store: MeasurementStore) -> list[Any]:
@@ -108,7 +109,7 @@ def test_a_killed_one_goes_on_and_does_not_ask_before_it_can_be_answered(
     store: MemoryStore, settings: Settings, rounds: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(saturation, "FLAT", 1.0)
-    pipeline.measure(store, settings, DEVICE, samples=10)  # as if it had been killed then
+    pipeline.measure(fleet_of(settings, store), DEVICE, samples=10)  # as if it had been killed then
     fill(store, settings)
     assert rounds == [10, 22]
     assert len(answers(store)) == 1

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from storage import Actor, DeviceState, MeasurementStore, RunKind, RunState
+from tests.fleets import fleet_of
 from tests.tlp.pipeline import night_fleet
 from tlp.core import processes as _process
 from tlp.core.settings import Settings
@@ -20,7 +21,7 @@ GONE = {**_process.identity(), "pid": 1 << 22}  # larger than any pid there is
 @pytest.fixture
 def look(night_store: MeasurementStore, night_settings: Settings, night_registry: Registry) -> Any:
     def decided(**more: Any) -> Decided:
-        return decide(night_store, night_settings, night_registry, **more)
+        return decide(fleet_of(night_settings, night_store), night_registry, **more)
 
     return decided
 
@@ -255,7 +256,7 @@ def test_the_dry_run_has_the_arithmetic_and_leaves_nothing(
     from tlp.report import night as pages
 
     ran(trials=5)
-    report = Night(night_store, night_settings, trials=20).decide(dry_run=True)
+    report = Night(fleet_of(night_settings, night_store), trials=20).decide(dry_run=True)
     assert [(p["network"], p["need"], p["share"]) for p in report["pairs"]] == [("one", 16, 10), ("two", 11, 10)]
     assert report["reason"].startswith("would tune: one on cpu: never tuned")
     console = Console(width=160, record=True)
@@ -273,5 +274,6 @@ def test_status_says_how_a_night_that_was_killed_goes_on(
 
     night_store.start_run(RunKind.TUNE, device=None, params={"what": "tuning night"}, owner=GONE)
     assert any(
-        "the next run closes it: tlp tune --due" in text for text in collect(night_settings, night_store)["warnings"]
+        "the next run closes it: tlp tune --due" in text
+        for text in collect(fleet_of(night_settings, night_store))["warnings"]
     )

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from storage import Device, DeviceState, MemoryStore
+from tests.fleets import fleet_of
 from tlp.core.settings import Settings
 from tlp.registry import kept
 from tlp.registry.testing import FakeRegistry
@@ -83,5 +84,5 @@ def test_what_cannot_be_used_is_set_aside(
 ) -> None:
     damage(folder(settings, "one", **changes))
     registry = FakeRegistry(tmp_path / "registry")
-    assert submit_kept(store, settings, registry) == [] or not registry.versions
+    assert submit_kept(fleet_of(settings, store, registry)) == [] or not registry.versions
     assert waiting(settings) == []

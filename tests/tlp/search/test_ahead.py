@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from storage import MemoryStore, RunKind, RunState, Sketch
+from tests.fleets import fleet_of
 from tests.tlp.search.runners import Interrupting
 from tlp.core.settings import Settings
 from tlp.measure import MeasureInput
@@ -27,7 +28,7 @@ def by_sum(items: Items) -> np.ndarray:
 
 def start(store: MemoryStore, settings: Settings, **more: Any) -> Any:
     given: dict[str, Any] = {"network": "net", "device": "a", "trials": 24, "model": FixedScorerProvider(by_sum, "7")}
-    return tuning.tune(store, settings, **{**given, "runner": FakeRunner(), **more})
+    return tuning.tune(fleet_of(settings, store), **{**given, "runner": FakeRunner(), **more})
 
 
 @pytest.fixture

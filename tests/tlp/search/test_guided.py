@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from storage import MemoryStore, RunKind, Sketch
+from tests.fleets import fleet_of
 from tests.tlp.measure.test_session import SETTINGS, TARGET, fill, workloads
 from tlp.core.errors import InvalidInputError
 from tlp.core.settings import Settings
@@ -34,7 +35,7 @@ def store() -> MemoryStore:
 def measure(store: MemoryStore, sampler: Sampler, samples: int) -> None:
     with runs.open_run(store, RunKind.MEASURE, device="cpu0") as run, FakeRunner() as runner:
         report = measure_device(
-            store, "cpu0", samples=samples, run_id=run.run_id, sampler=sampler, settings=SETTINGS, runner=runner
+            fleet_of(SETTINGS, store), "cpu0", samples=samples, run_id=run.run_id, sampler=sampler, runner=runner
         )
     assert report.ok == samples
 
@@ -123,7 +124,7 @@ def test_a_tiny_space_ends(store: MemoryStore) -> None:
 
 def test_samplers_by_name(store: MemoryStore, mlflow_settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     device = store.get_device("cpu0")
-    made = {name: open_sampler(store, mlflow_settings, device, name) for name in SAMPLERS}
+    made = {name: open_sampler(fleet_of(mlflow_settings, store), device, name) for name in SAMPLERS}
     assert isinstance(made["select"], SelectiveSampler)
     assert type(made["random"]) is type(made["evolutionary"]) is RandomSampler  # there is no champion
     assert "drawn at random" in capsys.readouterr().err

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from storage import CanaryState, MemoryStore, Sketch
+from tests.fleets import fleet_of
 from tlp.core.settings import Settings
 from tlp.measure import MeasureInput
 from tlp.measure.fake import FakeRunner
@@ -35,7 +36,7 @@ def with_canary(small: Settings) -> Settings:
 def run(store: MemoryStore, settings: Settings, score: Any, **more: Any) -> Any:
     model = score if not callable(score) else FixedScorerProvider(score, "7")
     given = {"network": "net", "device": "a", "trials": 14, "model": model, "runner": FakeRunner(repeat=1)}
-    return tune(store, settings, **{**given, **more})
+    return tune(fleet_of(settings, store), **{**given, **more})
 
 
 def test_a_round_compares_what_the_model_said_with_what_was_measured(store: MemoryStore, with_canary: Settings) -> None:

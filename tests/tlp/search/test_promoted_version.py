@@ -10,6 +10,7 @@ import pytest
 
 from storage import Device, DeviceState, MemoryStore
 from tests.conftest import ServedRegistry
+from tests.fleets import fleet_of
 from tlp.core.settings import Settings
 from tlp.language.vocabulary import Vocabulary
 from tlp.model.checkpoint import Checkpoint, Manifest
@@ -37,7 +38,7 @@ def test_the_next_run_uses_what_a_person_went_back_to(
         registry.promote(FAMILY, registry.register(folder, family=FAMILY), reason="passed the gate")
 
     def version_of_a_run() -> str:
-        report = pipeline.tune(store, settings, network="net", device="c", trials=2)
+        report = pipeline.tune(fleet_of(settings, store), network="net", device="c", trials=2)
         assert report["degraded"]["events"] == 0, report["degraded"]
         return str(report["model_version"])
 

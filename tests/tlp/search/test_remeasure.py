@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from storage import MemoryStore, RunKind, RunState
+from tests.fleets import fleet_of
 from tlp.core.settings import Settings
 from tlp.measure import MeasureInput, MeasureOutcome
 from tlp.measure.fake import FakeRunner
@@ -51,7 +52,13 @@ def again(small: Settings) -> Settings:
 def start(store: MemoryStore, settings: Settings, runner: FakeRunner, *, resume: bool = False) -> TuningReport:
     trials = None if resume else 14
     return tune(
-        store, settings, network="net", device="a", model=RandomProvider(), runner=runner, trials=trials, resume=resume
+        fleet_of(settings, store),
+        network="net",
+        device="a",
+        model=RandomProvider(),
+        runner=runner,
+        trials=trials,
+        resume=resume,
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from storage import DeviceState, MeasurementBatch, MeasurementState, MemoryStore, Network, RunKind, RunState, Sketch
+from tests.fleets import fleet_of
 from tests.tlp.search.runners import Interrupting
 from tlp.core.errors import AllFailedError, BusyError, InvalidInputError, UserError
 from tlp.core.settings import Settings
@@ -30,7 +31,7 @@ def by_sum(items: Items) -> np.ndarray:
 
 def start(store: MemoryStore, settings: Settings, **more: Any) -> Any:
     given: dict[str, Any] = {"network": "net", "device": "a", "trials": 14, "model": FixedScorerProvider(by_sum, "7")}
-    return tune(store, settings, **{**given, "runner": FakeRunner(), **more})
+    return tune(fleet_of(settings, store), **{**given, "runner": FakeRunner(), **more})
 
 
 def test_a_run_spends_its_budget_and_reports(store: MemoryStore, small: Settings) -> None:

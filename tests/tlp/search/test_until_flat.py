@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from storage import MemoryStore
+from tests.fleets import fleet_of
 from tlp.core.settings import Settings
 from tlp.measure.fake import FakeRunner
 from tlp.pipeline.night._due import EXHAUSTED, FLAT
@@ -27,7 +28,7 @@ def start(store: MemoryStore, small: Settings) -> Callable[..., TuningReport]:
         runner = FakeRunner(latency=lambda _job: 1e-3, spread=0.0, slowdown=slowdown)
         model = FixedScorerProvider(lambda items: np.array([float(sum(d)) for _, d in items]), "7")
         given = {"network": "net", "device": "a", "until_flat": True, **more}
-        return tune(store, settings, model=model, runner=runner, trials=trials, **given)
+        return tune(fleet_of(settings, store), model=model, runner=runner, trials=trials, **given)
 
     return begin
 

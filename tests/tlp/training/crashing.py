@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from storage import DeviceState, RunKind, RunState, open_store
+from tests.fleets import fleet_of
 from tlp.core import faults as _faults
 from tlp.core.settings import Settings
 from tlp.fleet import runs
@@ -87,7 +88,10 @@ def train(settings: Settings) -> None:
     ):
         registry = Registry(settings, store)
         run_retrain(
-            store, settings, registry, device=DEVICE, force=True, strategy=Untrained(settings.home / "trainings")
+            fleet_of(settings, store, registry),
+            device=DEVICE,
+            force=True,
+            strategy=Untrained(settings.home / "trainings"),
         )
 
 
@@ -95,7 +99,7 @@ def start(settings: Settings) -> None:
     """What every flow begins with; writes down what is there afterwards."""
     store = open_store(settings.store_path)
     runs.reap(store)
-    pipeline.reconcile(store, settings)
+    pipeline.reconcile(fleet_of(settings, store))
     registry = Registry(settings, store)
     found = registry._client.search_runs([registry._experiment_id()])
     state = {

@@ -22,6 +22,7 @@ from storage import (
     MemoryStore,
     RunKind,
 )
+from tests.fleets import fleet_of
 from tlp.core.errors import BusyError, InvalidInputError, ModelFormatError, NotFoundError
 from tlp.core.settings import Settings
 from tlp.exchange.ansor.importing import import_ansor
@@ -171,7 +172,7 @@ def test_retraining_registers_a_model_of_its_own(
     registry = FakeRegistry(tmp_path / "registry")
     strategy: Strategy = SmallStrategy()
     settings = quick.model_copy(update={"train_epochs": 2})
-    result = run_retrain(ansor, settings, registry, device="logged", strategy=strategy)
+    result = run_retrain(fleet_of(settings, ansor, registry), device="logged", strategy=strategy)
     assert result.model == "mtl-tlp-ansor-x86_64" and result.version == 1
     kept = Checkpoint.load(registry.versions[0].checkpoint_dir)
     assert (kept.heads, kept.manifest.family, kept.encoder_version) == (("logged",), "x86_64", "ansor-1-cpu")
@@ -183,7 +184,7 @@ def test_retraining_registers_a_model_of_its_own(
 def test_the_whole_step_with_a_real_registry(ansor: MemoryStore, mlflow_settings: Settings) -> None:
     """What `tlp train --device logged` does, and that tuning does not find the model."""
     settings = mlflow_settings.model_copy(update={"train_epochs": 1, "torch_threads": 1})
-    report = pipeline.retrain(ansor, settings, device="logged", force=True)
+    report = pipeline.retrain(fleet_of(settings, ansor), device="logged", force=True)
     assert (report["model"], report["version"]) == ("mtl-tlp-ansor-x86_64", "1")
     assert report["samples"]["logged"] == ansor.device_counts()["logged"].samples_ok
     assert "all are ansor's" in report["decisions"][0]["reason"]
@@ -191,7 +192,7 @@ def test_the_whole_step_with_a_real_registry(ansor: MemoryStore, mlflow_settings
     (version,) = registry.list_versions(model_key("x86_64", ANSOR))
     assert version.tags["encoder_version"] == "ansor-1-cpu" and registry.list_versions("x86_64") == []
     assert "no held-out task" not in report["reason"]  # the gate had programs to judge by
-    found = evaluate_version(ansor, settings, ref="1")
+    found = evaluate_version(fleet_of(settings, ansor), ref="1")
     assert set(found["devices"]) == {"logged"} and set(found["devices"]["logged"]) == {"random", "mtl-tlp"}
     assert set(found["skipped"]) == {"ansor-cuda", "x86_64"}
     for ref in ("champion", "1"):
@@ -222,7 +223,7 @@ def test_a_family_that_cannot_be_trained_does_not_keep_the_others_from_it(
     for row in ansor.list_devices():
         assert row.endpoint == {"kind": "dataset"}  # so that all of them count
     with pytest.raises(ModelFormatError, match="weights are damaged"):
-        pipeline.retrain(ansor, mlflow_settings, force=True)
+        pipeline.retrain(fleet_of(mlflow_settings, ansor), force=True)
     assert sorted(trained) == ["ansor-cuda", "x86_64"]
 
 

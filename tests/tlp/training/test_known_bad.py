@@ -11,6 +11,7 @@ import torch
 
 from bench.synthetic import fill_store
 from storage import MemoryStore
+from tests.fleets import fleet_of
 from tests.tlp.training.test_retrain import HELD, OPTIONS, SMALL
 from tlp.core.errors import ModelFormatError
 from tlp.core.settings import Settings
@@ -84,7 +85,9 @@ class Fleet:
     registry: FakeRegistry
 
     def retrain(self, strategy: Strategy) -> RetrainResult:
-        return run_retrain(self.store, self.settings, self.registry, device=TRAINED, force=True, strategy=strategy)
+        return run_retrain(
+            fleet_of(self.settings, self.store, self.registry), device=TRAINED, force=True, strategy=strategy
+        )
 
 
 @pytest.fixture(scope="module")

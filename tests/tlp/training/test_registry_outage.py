@@ -15,6 +15,7 @@ import pytest
 from bench.synthetic import fill_store
 from storage import MemoryStore
 from tests.conftest import copy_template
+from tests.fleets import fleet_of
 from tests.tlp.training.crashing import DEVICE, FAMILY, Untrained
 from tlp.core import child as _child
 from tlp.core.errors import RegistryUnavailableError
@@ -123,5 +124,7 @@ def test_a_server_that_never_answers_is_given_up(
     with silent_server() as url:
         settings = Settings(home=tmp_path, mlflow_uri=url, registry_patience_s=0.0)
         with pytest.raises(RegistryUnavailableError, match="does not answer"):
-            run_retrain(fleet, settings, Registry(settings, fleet), device=DEVICE, strategy=Untrained(tmp_path / "t"))
+            run_retrain(
+                fleet_of(settings, fleet, Registry(settings, fleet)), device=DEVICE, strategy=Untrained(tmp_path / "t")
+            )
     assert not (tmp_path / "t").exists()  # nothing was trained for a registry that is not there

@@ -8,6 +8,7 @@ import pytest
 
 from bench.synthetic import fill_store
 from storage import Device, DeviceState, MemoryStore, RoundQuality, RunKind, RunState
+from tests.fleets import fleet_of
 from tlp.core.settings import Settings
 from tlp.model.checkpoint import Manifest
 from tlp.training.decision import decide
@@ -109,7 +110,7 @@ def test_a_fall_of_the_live_accuracy_makes_a_training_due(quick: Settings) -> No
     champion = manifest("x86-64-v2", watermark=store.watermark())
 
     def due(version: int | None) -> str | None:
-        found = decide(store, settings, "x86-64-v2", champion, champion_version=version)
+        found = decide(fleet_of(settings, store), "x86-64-v2", champion, champion_version=version)
         return found.reason if found.train else None
 
     rounds(store, [0.8] * 4)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from storage import Measurement, MeasurementState, MemoryStore, RunKind, RunState, stable_id
+from tests.fleets import fleet_of
 from tests.tlp import small_fleet
 from tests.tlp.small_fleet import TARGET, candidates, latency_s, workload
 from tlp.core.settings import Settings
@@ -169,9 +170,9 @@ def test_what_was_judged_enough_is_trained_before_the_quota(answer: bool, train:
     sketches = list({c.sketch.sketch_id: c.sketch for c in made}.values())
     store.add_measurements(small_fleet.MeasurementBatch(sketches, [c.program for c in made], rows))
     store.finish_run(run, RunState.DONE, "test")
-    assert not decide(store, Settings(), "big", None).train
+    assert not decide(fleet_of(Settings(), store), "big", None).train
     judged = store.start_run(RunKind.EVALUATE, device="big", params={}, owner={})
     store.finish_run(judged, RunState.DONE, "", {"enough": answer, "samples": 4})
-    decision = decide(store, Settings(), "big", None)
+    decision = decide(fleet_of(Settings(), store), "big", None)
     assert decision.train is train
     assert "1000" in decision.reason

@@ -23,10 +23,10 @@ from typing import Any, Final
 
 from storage import Device, DeviceState, MeasurementStore, Network, Run, RunKind, RunState
 from tlp.core.errors import RegistryError, RegistryUnavailableError, TlpError, UserError
-from tlp.core.settings import Settings
+from tlp.core.fleet import Fleet
 from tlp.fleet import runs
 from tlp.measure import quarantine
-from tlp.registry import CHAMPION, Registry, ResolvedModel
+from tlp.registry import CHAMPION, ResolvedModel
 from tlp.search.tuning import find_resumable
 
 FLAT: Final = "flat"  # how the reason of a run begins that ended because the network got no faster
@@ -94,9 +94,7 @@ class Decided:
 
 
 def decide(
-    store: MeasurementStore,
-    settings: Settings,
-    registry: Registry,
+    fleet: Fleet,
     *,
     device: str | None = None,
     network: str | None = None,
@@ -116,8 +114,8 @@ def decide(
         NotFoundError: no such device or network.
         RegistryUnavailableError: MLflow does not answer, and there is no device whose version is known without it.
     """
-    devices = store.list_devices() if device is None else [store.get_device(device)]
-    networks = store.list_networks() if network is None else [store.get_network(network)]
+    devices = fleet.store.list_devices() if device is None else [fleet.store.get_device(device)]
+    networks = fleet.store.list_networks() if network is None else [fleet.store.get_network(network)]
     left_out: dict[str, str] = {}
     tunable = []
     for found in networks:
@@ -129,13 +127,15 @@ def decide(
     pairs: list[Pair] = []
     outage: RegistryUnavailableError | None = None
     for row in devices:
-        why = _no_device(store, settings, row, probe)
+        why = _no_device(fleet, row, probe)
         champion = None
         if why is None:
             try:
-                used = registry.usable(row.family, row.name, lambda resolved: resolved)
+                used = fleet.registry.usable(row.family, row.name, lambda resolved: resolved)
                 champion = str(used.version)
-                if not _serves(store, store.get_device(row.name), used.loaded):  # a probe may have brought it back
+                if not _serves(
+                    fleet.store, fleet.store.get_device(row.name), used.loaded
+                ):  # a probe may have brought it back
                     without = f"version {used.version} has no head for it"
                     champion, why = None, f"it is {row.state}, and {without} (tlp bootstrap {row.name})"
             except (RegistryError, UserError) as exc:
@@ -144,8 +144,8 @@ def decide(
         if champion is None:
             left_out[f"device {row.name}"] = why or "no version to tune with"
             continue
-        tuned = _runs_by_network(store, row.name)
-        pairs += [_decide(store, settings, found, row.name, tuned.get(found.name, []), champion) for found in tunable]
+        tuned = _runs_by_network(fleet.store, row.name)
+        pairs += [_decide(fleet, found, row.name, tuned.get(found.name, []), champion) for found in tunable]
     if outage is not None and not pairs:
         raise outage
     return Decided(tuple(sorted(pairs, key=_order)), left_out)
@@ -186,15 +186,15 @@ def _no_network(network: Network) -> str | None:
     return None if network.tasks else "it has no tasks"
 
 
-def _no_device(store: MeasurementStore, settings: Settings, device: Device, probe: bool) -> str | None:
+def _no_device(fleet: Fleet, device: Device, probe: bool) -> str | None:
     if device.endpoint.get("kind") == _DATASET:
         return "a platform of a data set: there is no hardware to measure on"
     if device.state is DeviceState.QUARANTINED and probe:
         try:
-            quarantine.require_in_work(store, settings, device.name)
+            quarantine.require_in_work(fleet, device.name)
         except TlpError as exc:
             return exc.message
-        device = store.get_device(device.name)
+        device = fleet.store.get_device(device.name)
     if device.state in runs.OUT_OF_WORK:
         return f"it is {device.state} and gets no new work"
     return None
@@ -215,15 +215,13 @@ def _runs_by_network(store: MeasurementStore, device: str) -> dict[str, list[Run
     return found
 
 
-def _decide(
-    store: MeasurementStore, settings: Settings, network: Network, device: str, tuned: Sequence[Run], champion: str
-) -> Pair:
+def _decide(fleet: Fleet, network: Network, device: str, tuned: Sequence[Run], champion: str) -> Pair:
     """Args: tuned: runs of the pair, newest first, whatever model they were with."""
-    name, goal = network.name, settings.tune_trials
+    name, goal = network.name, fleet.settings.tune_trials
     where = f"{name} on {device}"
     mine = [run for run in tuned if run.params.get("model") == CHAMPION]
     last_at = mine[0].started_at if mine else None
-    least = settings.tune_batch * len(network.tasks)
+    least = fleet.settings.tune_batch * len(network.tasks)
     numbers: dict[str, Any] = {"trials": 0, "tune_trials": goal, "version": None, "champion": champion}
 
     def pair(due: bool, reason: str, need: int = 0, *, resume: bool = False, spent: int = 0) -> Pair:
@@ -233,27 +231,27 @@ def _decide(
         return pair(False, f"run {tuned[0].run_id[:8]} is tuning it")
     if mine and mine[0] is tuned[0] and mine[0].state in _INTERRUPTED:
         total = int(mine[0].params.get("trials", goal))
-        ids = find_resumable(store, name, device).run_ids
-        spent = len(set().union(*(_programs(store, run_id) for run_id in ids)))
-        numbers |= {"trials": spent, "tune_trials": total, "version": _ended_with(store, mine[0])}
+        ids = find_resumable(fleet.store, name, device).run_ids
+        spent = len(set().union(*(_programs(fleet.store, run_id) for run_id in ids)))
+        numbers |= {"trials": spent, "tune_trials": total, "version": _ended_with(fleet.store, mine[0])}
         how = "was killed" if mine[0].state is RunState.CRASHED else "was interrupted"
         text = f"run {mine[0].run_id[:8]} {how} after {spent} of {total} programs"
         return pair(True, text, max(total - spent, 0), resume=True, spent=spent)
     parts = {run.params.get("resumed_from") for run in mine}
-    whole = [run for run in mine if run.run_id not in parts and _measured(store, run)]
+    whole = [run for run in mine if run.run_id not in parts and _measured(fleet.store, run)]
     if not whole:
         other = f" (its last run was with {tuned[0].params.get('model')})" if tuned else ""
         return pair(True, f"never tuned with a champion{other}", goal)
     last = whole[0]
-    numbers["version"] = version = _ended_with(store, last)
+    numbers["version"] = version = _ended_with(fleet.store, last)
     if version != champion:
         text = f"last tuned with version {version} on {last.started_at:%Y-%m-%d}, version {champion} is champion now"
         return pair(True, text, goal)
     trials = 0
     for run in whole:
-        if _ended_with(store, run) != champion:
+        if _ended_with(fleet.store, run) != champion:
             break
-        trials += _trials(store, run)
+        trials += _trials(fleet.store, run)
     numbers["trials"] = trials
     so_far = f"{trials} of {goal} programs with version {champion}"
     if last.reason.startswith((FLAT, EXHAUSTED)):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from storage import MeasurementStore, Run, RunKind, RunState
+from storage import Run, RunKind, RunState
 from tlp.core.errors import BusyError, TlpError
+from tlp.core.fleet import Fleet
 from tlp.core.progress import say
-from tlp.core.settings import Settings
 from tlp.fleet import runs
 from tlp.fleet.counts import validate_count
 from tlp.pipeline import stages as pipeline
@@ -60,14 +60,13 @@ class Night:
         InvalidInputError: `trials` is no count.
     """
 
-    def __init__(
-        self, store: MeasurementStore, settings: Settings, *, device: str | None = None, trials: int | None = None
-    ) -> None:
+    def __init__(self, fleet: Fleet, *, device: str | None = None, trials: int | None = None) -> None:
         if trials is not None:
             validate_count("trials", trials, next_command="tlp tune --due --trials 640")
-        self._store = store
-        self._settings = settings
-        self._registry = NightRegistry(settings, store)
+        self._store = fleet.store
+        self._settings = fleet.settings
+        self._registry = NightRegistry(fleet.settings, fleet.store)
+        self._fleet = replace(fleet, registry=self._registry)
         self._device = device
         self._clock = time.monotonic()
         self._run: runs.OpenRun | None = None
@@ -75,7 +74,7 @@ class Night:
         self._curves: dict[str, list[tuple[int, float]]] = {}
         self._decided = Decided((), {})
         self.at = datetime.now(UTC)
-        self.budget = settings.tune_night_trials if trials is None else trials
+        self.budget = fleet.settings.tune_night_trials if trials is None else trials
         self.spent_before = self._spent_before()
         self.rows: list[dict[str, Any]] = []
         self.waiting: list[dict[str, str]] = []
@@ -91,7 +90,7 @@ class Night:
             RegistryUnavailableError: MLflow does not answer and no champion is known without it.
         """
         self._registry.reconcile()  # a champion that a person moved meanwhile is recorded before it is used
-        self._decided = decide(self._store, self._settings, self._registry, device=self._device, probe=not dry_run)
+        self._decided = decide(self._fleet, device=self._device, probe=not dry_run)
         return self.report(("would tune: " if self._decided.due else "nothing to do: ") + self._why())
 
     def _why(self) -> str:
@@ -122,7 +121,9 @@ class Night:
         for index, planned in enumerate(queue):
             try:
                 found = decide(
-                    self._store, self._settings, self._registry, device=planned.device, network=planned.network
+                    self._fleet,
+                    device=planned.device,
+                    network=planned.network,
                 )
             except TlpError as exc:  # MLflow went away meanwhile, say: the next pair may be of another family
                 self._wait(planned, exc.message)
@@ -162,14 +163,12 @@ class Night:
         if pair.resume:  # the interrupted run's own total, unless the night has not that much left
             total = None if turn.trials >= pair.need else pair.spent + turn.trials
         report = pipeline.tune(
-            self._store,
-            self._settings,
+            self._fleet,
             network=pair.network,
             device=pair.device,
             trials=total,
             resume=pair.resume,
             until_flat=True,
-            registry=self._registry,
         )
         return self._row(turn, "tuned", report["reason"], report)
 

@@ -7,9 +7,11 @@ from typing import Final
 
 from storage import DeviceState
 from tlp.core.errors import DeviceError
+from tlp.core.fleet import Fleet
 from tlp.core.settings import Settings
 from tlp.measure import quarantine
 from tlp.measure.tracker import Queue, TrackerClient
+from tlp.registry import Registry
 from tlp.services.doctor._base import SkippedError, open_store
 
 _TRACKER_TIMEOUT_S: Final = 3.0
@@ -58,7 +60,7 @@ def quarantined(settings: Settings) -> str:
     now = datetime.now(UTC)
     found = []
     for device in devices:
-        stands = quarantine.probation(store, device.name, settings)
+        stands = quarantine.probation(Fleet(settings, store, Registry(settings, store)), device.name)
         if stands is not None:
             wait_s = stands.due_in_s(now)
             due = f"due at {stands.next_at:%Y-%m-%d %H:%M} UTC, in {wait_s:.0f} s" if wait_s else "due, by the next run"

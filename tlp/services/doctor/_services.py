@@ -11,17 +11,23 @@ import httpx
 
 from tlp import services
 from tlp.core.errors import InvalidInputError, ServiceError
+from tlp.core.fleet import Fleet
 from tlp.core.settings import Settings
-from tlp.registry import CHAMPION, pin_alias
+from tlp.registry import CHAMPION, Registry, pin_alias
 from tlp.registry import view as registry_view
 from tlp.services.doctor._base import SkippedError, open_store
 
 _HTTP_TIMEOUT_S = 5.0
 
 
+def _fleet(settings: Settings) -> Fleet:
+    store = open_store(settings)
+    return Fleet(settings, store, Registry(settings, store))
+
+
 def registry(settings: Settings) -> str:
     """MLflow answers, through its server or its file."""
-    rows, warning = registry_view.models(settings, open_store(settings))
+    rows, warning = registry_view.models(_fleet(settings))
     if warning:
         raise InvalidInputError(warning.rsplit(":", 1)[0], next_command="tlp up")
     named = ", ".join(f"{row['name']} champion {row['champion_version'] or 'none'}" for row in rows)
@@ -76,11 +82,11 @@ def schedules(settings: Settings) -> str:
 
 def aliases(settings: Settings) -> str:
     """Every alias in MLflow is where the recorded history left it."""
-    store = open_store(settings)
-    rows, warning = registry_view.models(settings, store)
+    fleet = _fleet(settings)
+    rows, warning = registry_view.models(fleet)
     if warning:
         raise SkippedError("the registry cannot be read")
-    recorded = {row["name"]: row for row in registry_view.recorded(store)}
+    recorded = {row["name"]: row for row in registry_view.recorded(fleet.store)}
     moved = [
         f"{alias} of {row['name']} is version {at or 'none'} in MLflow, {before or 'none'} in the history"
         for row in rows

@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from storage import Device, MeasurementStore
 from tlp.core.errors import InvalidInputError
+from tlp.core.fleet import Fleet
 from tlp.core.progress import say, track
-from tlp.core.settings import Settings
 from tlp.language.encoders import METASCHEDULE, language_of
 from tlp.model.checkpoint import Checkpoint, Manifest
 from tlp.programs.per_store import PerStoreFeatures
@@ -85,8 +85,7 @@ def snapshot_of(store: MeasurementStore, manifest: Manifest, now: int) -> tuple[
 
 
 def train_baselines(
-    store: MeasurementStore,
-    settings: Settings,
+    fleet: Fleet,
     device: Device,
     names: Sequence[str],
     checkpoint: Checkpoint,
@@ -118,15 +117,14 @@ def train_baselines(
             f"{language_of(checkpoint.encoder_version)}"
         )
     elif named:
-        _train_feature_scorers(store, settings, device, named, watermark, evaluated_at, holdout, found)
+        _train_feature_scorers(fleet, device, named, watermark, evaluated_at, holdout, found)
     if SINGLE in names:
-        _train_single(store, settings, device, checkpoint, watermark, holdout, found)
+        _train_single(fleet, device, checkpoint, watermark, holdout, found)
     return found
 
 
 def _train_feature_scorers(
-    store: MeasurementStore,
-    settings: Settings,
+    fleet: Fleet,
     device: Device,
     names: Sequence[str],
     watermark: int,
@@ -134,12 +132,12 @@ def _train_feature_scorers(
     holdout: Holdout,
     found: Baselines,
 ) -> None:
-    features = PerStoreFeatures(store, device.target, settings.cache_dir / "per-store")
-    groups = training_groups(store, device.name, watermark=watermark, held_out=holdout.workload_ids)
-    ranked = held_out_groups(store, device.name, watermark=evaluated_at, held_out=holdout.workload_ids)
+    features = PerStoreFeatures(fleet.store, device.target, fleet.settings.cache_dir / "per-store")
+    groups = training_groups(fleet.store, device.name, watermark=watermark, held_out=holdout.workload_ids)
+    ranked = held_out_groups(fleet.store, device.name, watermark=evaluated_at, held_out=holdout.workload_ids)
     for name in names:
         started = time.monotonic()
-        scorer = FEATURE_SCORERS[name](features, seed=settings.seed, threads=settings.torch_threads)
+        scorer = FEATURE_SCORERS[name](features, seed=fleet.settings.seed, threads=fleet.settings.torch_threads)
         say(f"{name}: training on {device.name}")
         try:
             programs = scorer.train(groups)
@@ -155,19 +153,13 @@ def _train_feature_scorers(
 
 
 def _train_single(
-    store: MeasurementStore,
-    settings: Settings,
-    device: Device,
-    checkpoint: Checkpoint,
-    watermark: int,
-    holdout: Holdout,
-    found: Baselines,
+    fleet: Fleet, device: Device, checkpoint: Checkpoint, watermark: int, holdout: Holdout, found: Baselines
 ) -> None:
     started = time.monotonic()
-    options = TrainOptions.from_settings(settings)
+    options = TrainOptions.from_settings(fleet.settings)
     try:
         dataset = build_dataset(
-            store,
+            fleet.store,
             [device.name],
             watermark=watermark,
             holdout=holdout.networks or None,
@@ -184,6 +176,6 @@ def _train_single(
         found.notes.append(f"{device.name}: {SINGLE} left out, {exc.message}")
         return
     found.scorers[SINGLE] = CheckpointScorer(
-        trained, threads=settings.torch_threads, torch_device=settings.torch_device
+        trained, threads=fleet.settings.torch_threads, torch_device=fleet.settings.torch_device
     )
     found.facts[SINGLE] = {"programs": len(dataset.decisions), "seconds": time.monotonic() - started}

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from storage import MeasurementStore
 from tlp.core.errors import InvalidInputError
-from tlp.core.settings import Settings
+from tlp.core.fleet import Fleet
 from tlp.felix.checkpoint import FelixCheckpoint
 from tlp.felix.scorer import FelixScorer
 from tlp.model.checkpoint import Checkpoint, Model
 from tlp.training.judge.evaluate import CheckpointScorer, Scorer
 
 
-def scorer_of(model: Model, store: MeasurementStore, settings: Settings) -> Scorer:
+def scorer_of(fleet: Fleet, model: Model) -> Scorer:
     """Ranks programs by a loaded model, with the settings' threads and torch device.
 
     Args:
@@ -23,7 +22,7 @@ def scorer_of(model: Model, store: MeasurementStore, settings: Settings) -> Scor
         InvalidInputError: no such kind of model.
     """
     if isinstance(model, Checkpoint):
-        return CheckpointScorer(model, threads=settings.torch_threads, torch_device=settings.torch_device)
+        return CheckpointScorer(model, threads=fleet.settings.torch_threads, torch_device=fleet.settings.torch_device)
     if isinstance(model, FelixCheckpoint):
-        return FelixScorer(model, store, settings.cache_dir / "per-store")
+        return FelixScorer(model, fleet.store, fleet.settings.cache_dir / "per-store")
     raise InvalidInputError(f"a {type(model).__name__} cannot be asked for scores")
