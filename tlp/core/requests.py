@@ -1,0 +1,69 @@
+"""What a person or a schedule asks for, one object per operation.
+
+The command line builds them, Prefect shows them as parameters of a flow, and the operation takes them as they are.
+A value that names an entry of a table (a sampler, a search, a strategy, a kind of model) is checked by that table.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Request(BaseModel):
+    """A request: immutable, no unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class MeasureRequest(Request):
+    """Measure new programs on a device; see `tlp.pipeline`."""
+
+    device: str = Field(description="Device to measure on.")
+    samples: int = Field(1000, description="OK samples to add. Programs that fail do not count.")
+    sampler: str = Field("random", description="How programs are chosen, an entry of the sampler table.")
+    networks: tuple[str, ...] | None = Field(None, description="Only subgraphs of these networks; None: of all.")
+
+
+class BootstrapRequest(Request):
+    """Enroll this machine if it is new, measure its quota, train, promote."""
+
+    device: str = Field(description="Device; this machine is enrolled under that name if it is new.")
+    target: str | None = Field(None, description="Target for enrolling, a tag or JSON; None: what this machine is.")
+    min_samples: int | None = Field(None, description="For enrolling: OK samples needed; None: the setting.")
+    sampler: str = Field("select", description="How programs are chosen, an entry of the sampler table.")
+    networks: tuple[str, ...] | None = Field(None, description="Only subgraphs of these networks; None: of all.")
+    until_flat: bool = Field(False, description="Stop when more samples would not make the model better.")
+
+
+class TrainRequest(Request):
+    """Train what is due, evaluate, register, and promote what passes the gate."""
+
+    device: str | None = Field(None, description="Device the training is for; None: every device that is due.")
+    from_scratch: bool = Field(False, description="New weights instead of the champion's.")
+    dry_run: bool = Field(False, description="Only say what would be trained, and why.")
+    force: bool = Field(False, description="Train `device` without waiting for new samples.")
+    strategy: str | None = Field(None, description="An entry of the strategy table; None: `train_strategy`.")
+    model: str = Field("mtl-tlp", description="Kind of model, an entry of the kind table.")
+
+
+class TuneRequest(Request):
+    """Tune a network for a device."""
+
+    network: str = Field(description="Network, as added with `tlp network add`.")
+    device: str = Field(description="Device to tune for.")
+    trials: int | None = Field(
+        None, description="Programs to measure; None: `tune_trials`, or what is left of the run that is resumed."
+    )
+    model: str = Field("champion", description="champion, a version number, xgb (TVM's), or random.")
+    search: str = Field("evolutionary", description="How programs are looked for, an entry of the search table.")
+    resume: bool = Field(False, description="Continue the last run, which was interrupted; its parameters hold.")
+    frozen: bool = Field(False, description="Do not let the device's head learn from this run's measurements.")
+    until_flat: bool = Field(False, description="End early when the network gets no faster.")
+
+
+class NightRequest(Request):
+    """Tune every network on every device that is due."""
+
+    device: str | None = Field(None, description="Only this device; None: all.")
+    trials: int | None = Field(None, description="Programs in all; None: `tune_night_trials`.")
+    dry_run: bool = Field(False, description="Only say what is due, and why.")
