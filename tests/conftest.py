@@ -14,6 +14,7 @@ import pytest
 from tlp.core import child as _child
 from tlp.core.settings import Settings, get_settings
 from tlp.measure.testing_rpc import Fleet
+from tlp.pipeline import guests as guests
 from tlp.registry import Registry
 from tlp.registry._mlflow import create_database, set_environment
 from tlp.services import _commands, _processes

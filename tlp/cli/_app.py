@@ -25,6 +25,7 @@ from tlp.cli import (
     tune,
 )
 from tlp.cli._output import JsonOption, state
+from tlp.pipeline import guests as guests  # their kinds, searches and baselines stand in the help
 
 
 def build() -> typer.Typer:

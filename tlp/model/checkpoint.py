@@ -26,14 +26,15 @@ from tlp.core.errors import InvalidInputError, ModelFormatError
 from tlp.language.encoders import ANSOR, ENCODER_VERSIONS, Encoder, language_of, make_encoder
 from tlp.language.vocabulary import Vocabulary
 from tlp.model.config import TLPConfig
+from tlp.model.kinds import MANIFEST as MANIFEST
+from tlp.model.kinds import MTL_TLP
 from tlp.model.network import MTLTLP
 
 WEIGHTS = "weights.safetensors"
 CONFIG = "config.json"
 VOCABULARY = "vocabulary.json"
-MANIFEST = "manifest.json"
 FORMAT = 1
-KIND = "mtl-tlp"
+KIND = MTL_TLP
 """What the manifest of this model calls it; other models (`tlp.model.kinds`) have checkpoints of their own."""
 
 _AGAIN = "tlp train --from-scratch"

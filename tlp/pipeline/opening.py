@@ -5,6 +5,7 @@ from __future__ import annotations
 from tlp.core.fleet import Fleet
 from tlp.core.home import open_home
 from tlp.core.settings import Settings, get_settings
+from tlp.pipeline import guests as guests
 from tlp.registry import Registry
 
 

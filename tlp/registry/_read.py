@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tlp.core.errors import NotFoundError
+from tlp.model.kinds import KINDS, kind_of
 from tlp.registry._mlflow import error_code, retrying
-from tlp.registry._types import CHAMPION, FELIX_PREFIX, PREFIXES, ModelVersion, pin_alias
+from tlp.registry._types import CHAMPION, ModelVersion, pin_alias
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -42,9 +43,9 @@ class Reader:
     def models(self) -> list[str]:
         """Names of our registered models."""
         found: list[Any] = []
-        for prefix in PREFIXES:  # MLflow's filters have no OR
+        for kind in KINDS.values():  # MLflow's filters have no OR
             found += retrying(
-                lambda prefix=prefix: self._client.search_registered_models(  # type: ignore[misc]
+                lambda prefix=kind.prefix: self._client.search_registered_models(  # type: ignore[misc]
                     f"name LIKE '{prefix}%'", max_results=1000
                 )
             )
@@ -83,7 +84,7 @@ class Reader:
             there = ", ".join(str(v.version) for v in self.versions(model)) or "none"
             raise NotFoundError(
                 f"{model} has no version {version} (there: {there})",
-                next_command=_training_of(model) if there == "none" else "tlp model list",
+                next_command=kind_of(model).training if there == "none" else "tlp model list",
             )
         return _version(row, self.aliases(model))
 
@@ -96,7 +97,7 @@ class Reader:
                 return alias, aliases[alias]
         versions = self.versions(model)
         if not versions:
-            raise NotFoundError(f"{model} has no version yet", next_command=_training_of(model))
+            raise NotFoundError(f"{model} has no version yet", next_command=kind_of(model).training)
         raise NotFoundError(
             f"{model} has no alias {ref!r}; its versions are {', '.join(str(v.version) for v in versions)}: "
             "promote one (tlp model promote) or name one (--model VERSION)",
@@ -114,8 +115,3 @@ def _version(row: Any, aliases: Mapping[str, int]) -> ModelVersion:
         run_id=str(row.run_id) if row.run_id else None,
         tags=dict(row.tags),
     )
-
-
-def _training_of(model: str) -> str:
-    """What makes a version of a model."""
-    return "tlp train --model felix" if model.startswith(FELIX_PREFIX) else "tlp train"

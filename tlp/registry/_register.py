@@ -19,6 +19,7 @@ import tlp
 from storage import canonical_json
 from tlp.core import processes as _process
 from tlp.core.faults import reached
+from tlp.model.kinds import kind_of
 from tlp.registry._mlflow import EXPERIMENT as EXPERIMENT
 from tlp.registry._mlflow import error_code, import_pyfunc, retrying
 
@@ -230,7 +231,7 @@ def _save_pyfunc(folder: Path, what: Submission) -> None:
     shutil.copytree(what.checkpoint_dir, files)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*input example was not provided")  # the signature is given
-        _save(pyfunc, folder, files, signature)
+        _save(pyfunc, folder, files, signature, kind_of(what.model).serving)
 
 
 def _feature_shape(checkpoint_dir: Path) -> tuple[int, int]:
@@ -242,10 +243,10 @@ def _feature_shape(checkpoint_dir: Path) -> tuple[int, int]:
         return -1, -1
 
 
-def _save(pyfunc: Any, folder: Path, files: Path, signature: Any) -> None:
+def _save(pyfunc: Any, folder: Path, files: Path, signature: Any, serving: Path) -> None:
     pyfunc.save_model(
         path=str(folder / _MODEL),
-        python_model=str(Path(tlp.__file__).with_name("model") / "serving.py"),
+        python_model=str(serving),
         artifacts={CHECKPOINT: str(files)},
         signature=signature,
         # Given, not inferred: inference loads the model in a further process for 7-20 s.

@@ -10,23 +10,22 @@ from pathlib import Path
 from typing import Any, Final
 
 from tlp.core.errors import InvalidInputError
+from tlp.model.kinds import KINDS, MTL_TLP
 
-MODEL_PREFIX: Final = "mtl-tlp-"
-FELIX_PREFIX: Final = "felix-"
-PREFIXES: Final = (MODEL_PREFIX, FELIX_PREFIX)
 CHAMPION: Final = "champion"
 REJECTED: Final = "rejected"
 ALIAS_PATTERN: Final = re.compile(r"(?!v\d+$)(?!latest$)[A-Za-z0-9_\-]{1,100}")
 
 
 def model_name(family: str) -> str:
-    """The registered model of an ISA family, e.g. `mtl-tlp-x86_64`; Felix's is asked for as `felix-x86_64`."""
-    return family if family.startswith(FELIX_PREFIX) else MODEL_PREFIX + family
+    """The registered model of an ISA family, e.g. `mtl-tlp-x86_64`; another kind's is asked for as `felix-x86_64`."""
+    others = tuple(kind.prefix for kind in KINDS.values() if kind.name != MTL_TLP)
+    return family if family.startswith(others) else KINDS[MTL_TLP].prefix + family
 
 
 def family_of(model: str) -> str:
     """The inverse of `model_name`."""
-    return model.removeprefix(MODEL_PREFIX)
+    return model.removeprefix(KINDS[MTL_TLP].prefix)
 
 
 def pin_alias(device: str) -> str:

@@ -1,4 +1,4 @@
-"""What users' tests may use, too: an in-memory registry, a comparison of data sets."""
+"""What users' tests may use, too: a registry in a folder."""
 
 from __future__ import annotations
 
@@ -6,29 +6,12 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import numpy as np
+from typing import Any, TypeVar
 
 from tlp.core.errors import InvalidInputError, NotFoundError
 from tlp.registry._fallback import UsableVersion, first_usable
 
-if TYPE_CHECKING:
-    from tlp.training.data.dataset import Dataset
-
 T = TypeVar("T")
-
-
-def assert_same_dataset(got: Dataset, wanted: Dataset) -> None:
-    """Every array of the one is that of the other, bit for bit; what making them cost may differ."""
-    for name in ("sketch_of", "decisions", "labels", "groups"):
-        one, two = getattr(got, name), getattr(wanted, name)
-        assert one.dtype == two.dtype, name
-        np.testing.assert_array_equal(one, two)
-    for name in ("devices", "vocabulary", "sketches", "workload_ids", "validation", "samples"):
-        assert getattr(got, name) == getattr(wanted, name), name
-    assert got.encoder.version == wanted.encoder.version
-    assert (got.duplicates, got.watermark, got.holdout) == (wanted.duplicates, wanted.watermark, wanted.holdout)
 
 
 @dataclass(frozen=True)

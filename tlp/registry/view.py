@@ -18,8 +18,9 @@ import httpx
 from storage import MeasurementStore
 from tlp.core.fleet import Fleet
 from tlp.core.settings import Settings
+from tlp.model.kinds import KINDS
 from tlp.registry import kept
-from tlp.registry._types import CHAMPION, PREFIXES, pin_alias
+from tlp.registry._types import CHAMPION, pin_alias
 
 _TIMEOUT_S = 1.5
 
@@ -93,8 +94,8 @@ def _rest(base: str) -> dict[str, _Model]:
     api = f"{base}/api/2.0/mlflow"
     with httpx.Client(timeout=_TIMEOUT_S) as client:
         names: list[str] = []
-        for prefix in PREFIXES:
-            answer = client.get(f"{api}/registered-models/search", params={"filter": f"name LIKE '{prefix}%'"})
+        for kind in KINDS.values():
+            answer = client.get(f"{api}/registered-models/search", params={"filter": f"name LIKE '{kind.prefix}%'"})
             names += [str(m["name"]) for m in answer.raise_for_status().json().get("registered_models", [])]
         for name in names:
             # a search leaves the aliases out, so each model is asked for by name
@@ -110,10 +111,9 @@ def _rest(base: str) -> dict[str, _Model]:
 def _sqlite(path: Path) -> dict[str, _Model]:
     found: dict[str, _Model] = {}
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=_TIMEOUT_S)) as connection:
-        for (name,) in connection.execute(
-            "SELECT name FROM registered_models WHERE name LIKE ? OR name LIKE ?", [f"{prefix}%" for prefix in PREFIXES]
-        ):
-            found[name] = _Model()
+        for (name,) in connection.execute("SELECT name FROM registered_models"):
+            if any(name.startswith(kind.prefix) for kind in KINDS.values()):
+                found[name] = _Model()
         for name, count in connection.execute("SELECT name, count(*) FROM model_versions GROUP BY name"):
             if name in found:
                 found[name].versions = int(count)

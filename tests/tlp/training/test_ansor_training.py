@@ -22,6 +22,7 @@ from storage import (
     MemoryStore,
     RunKind,
 )
+from tests.datasets import assert_same_dataset
 from tests.fleets import fleet_of
 from tlp.core.errors import BusyError, InvalidInputError, ModelFormatError, NotFoundError
 from tlp.core.settings import Settings
@@ -35,7 +36,7 @@ from tlp.model.predictor import Predictor
 from tlp.pipeline import stages as pipeline
 from tlp.pipeline.evaluate import evaluate_version
 from tlp.registry import Registry
-from tlp.registry.testing import FakeRegistry, assert_same_dataset
+from tlp.registry.testing import FakeRegistry
 from tlp.search.providers import open_provider
 from tlp.training.data.dataset import Dataset, build_dataset, choose_language
 from tlp.training.decision import choose_devices, decide, model_key, new_samples

@@ -28,8 +28,8 @@ from storage import (
     RunKind,
     Sketch,
 )
+from tests.datasets import assert_same_dataset
 from tlp.core.errors import InvalidInputError
-from tlp.registry.testing import assert_same_dataset
 from tlp.training.data import cache
 from tlp.training.data import dataset as datasets
 from tlp.training.data.dataset import Dataset, build_dataset, hash_rows
