@@ -252,7 +252,7 @@ CHILD = """
 import sys, time
 from pathlib import Path
 from storage import DeviceState, DuckDBStore, RunKind
-from tlp import runs
+from tlp.fleet import runs
 from tlp.core.settings import Settings
 settings = Settings(home=Path(sys.argv[1]))
 store = DuckDBStore(settings.store_path)

@@ -22,7 +22,7 @@ from tlp.report import decisions
 OLD, NEW = "x86-64-v2", "x86-64-v3"
 HOLDS = """
 import sys, time
-from tlp import runs
+from tlp.fleet import runs
 from tlp.core.settings import get_settings
 with runs.train_lock(get_settings(), "x86_64"):
     print("held", flush=True)

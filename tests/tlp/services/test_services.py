@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from tlp import services
-from tlp.core import child as _child
+from tlp.core import child
 from tlp.core.errors import ServiceError, UserError
 from tlp.core.settings import Settings
 from tlp.registry import Registry
@@ -153,8 +153,8 @@ class TestChild:
     def test_dies_with_its_parent(self, stubborn: list[str], tmp_path: Path, how: signal.Signals) -> None:
         code = textwrap.dedent("""
             import os, subprocess, sys, time
-            from tlp import _child
-            subprocess.Popen(_child.command(os.getpid(), sys.argv[1:]), start_new_session=True)
+            from tlp.core import child
+            subprocess.Popen(child.command(os.getpid(), sys.argv[1:]), start_new_session=True)
             time.sleep(600)
         """)
         parent = subprocess.Popen([sys.executable, "-c", code, *stubborn], stdout=subprocess.DEVNULL)
@@ -166,9 +166,9 @@ class TestChild:
     def test_outlives_the_thread_that_started_it(self, tmp_path: Path) -> None:
         code = textwrap.dedent("""
             import os, subprocess, sys, threading, time
-            from tlp import _child
+            from tlp.core import child
             def start():
-                subprocess.Popen(_child.command(os.getpid(), sys.argv[1:]), start_new_session=True)
+                subprocess.Popen(child.command(os.getpid(), sys.argv[1:]), start_new_session=True)
             thread = threading.Thread(target=start)
             thread.start()
             thread.join()
@@ -181,12 +181,12 @@ class TestChild:
             parent.kill()
 
     def test_exit_status_is_the_commands(self) -> None:
-        command = _child.command(os.getpid(), [sys.executable, "-c", "raise SystemExit(7)"])
+        command = child.command(os.getpid(), [sys.executable, "-c", "raise SystemExit(7)"])
         assert subprocess.run(command, check=False, timeout=60).returncode == 7
 
     def test_usage(self) -> None:
         with pytest.raises(SystemExit, match="usage"):
-            _child.main(["1", "sleep", "1"])
+            child.main(["1", "sleep", "1"])
 
 
 class TestProcesses:

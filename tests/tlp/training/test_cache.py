@@ -250,7 +250,7 @@ print(made.touched.samples)
 
 HANG = """
 import time
-from tlp.training import cache
+from tlp.training.data import cache
 def hang(*_):
     print("written", flush=True)
     time.sleep(60)
