@@ -19,6 +19,7 @@ from tlp.core.fleet import Fleet
 from tlp.deploy._compile import compile_network, export_library
 from tlp.deploy._measure import NetworkRun, max_abs_error, run_libraries, run_torch
 from tlp.fleet.runs import device_lock
+from tlp.measure.endpoint import endpoint_of
 
 if TYPE_CHECKING:
     from tlp.programs.networks import ImportedNetwork
@@ -138,7 +139,7 @@ def _best(
     reference, torch_s = None, None
     error: float | None = None
     tolerance: float | None = None
-    if device.endpoint.get("kind") == "local":
+    if endpoint_of(device).is_local:
         say("compile the untuned network")
         export_library(compile_network(imported.relax, device.target), scratch / "untuned.so")
         say("measure the network")

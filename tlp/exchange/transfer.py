@@ -12,6 +12,7 @@ from storage import Device, DeviceState, ImportReport, MeasurementStore
 from storage.names import validate_name
 from tlp.core.errors import NotFoundError
 from tlp.core.fleet import Fleet
+from tlp.fleet.counts import DATASET
 
 
 def to_json(report: ImportReport) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def ensure_device(fleet: Fleet, name: str, target: str | None) -> Device:
         family=targets.family_of(found),
         min_samples=fleet.settings.min_samples,
         facts={},
-        endpoint={"kind": "dataset"},
+        endpoint={"kind": DATASET},
         state=DeviceState.ENROLLED,
         enrolled_at=datetime.now(UTC),
     )

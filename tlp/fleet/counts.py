@@ -8,6 +8,8 @@ from typing import Final
 from storage import Device, Network
 from tlp.core.errors import InvalidInputError
 
+DATASET: Final = "dataset"
+"""Endpoint kind of a platform of an imported data set; `tlp.measure.endpoint` has all kinds."""
 MAX_PROGRAMS: Final = 10**9
 """A device that measures 30 programs a second needs a year for these; beyond lies what the store cannot count."""
 
@@ -28,9 +30,14 @@ def validate_count(what: str, value: int, *, next_command: str) -> int:
     raise InvalidInputError(f"{what} is {value}, it must be from 1 to {MAX_PROGRAMS}", next_command=next_command)
 
 
+def has_hardware(device: Device) -> bool:
+    """Whether programs can be measured on a device; a platform of an imported data set has samples only."""
+    return device.endpoint.get("kind") != DATASET
+
+
 def more_samples(device: Device, samples: int) -> str:
     """The command that gets a device more samples: a platform of a data set has no hardware to measure on."""
-    if device.endpoint.get("kind") == "dataset":
+    if not has_hardware(device):
         return "tlp import --help"
     return f"tlp measure {device.name} --samples {samples}"
 
@@ -42,7 +49,7 @@ def more_held_out(device: Device, networks: Iterable[Network]) -> str:
     Where no network is held out, a tenth of all workloads is (`tlp.training.data.holdout`), and any samples do.
     """
     held = [network for network in networks if network.holdout]
-    if device.endpoint.get("kind") == "dataset" or not held:
+    if not has_hardware(device) or not held:
         return more_samples(device, 200)
     for network in held:
         if network.tasks and not network.source.startswith("dataset:"):

@@ -1,53 +1,147 @@
-"""From a device's endpoint to the runner that reaches it."""
+"""How a device is reached: one class per kind of device, and the table of them.
+
+To add a kind: write its `Runner` in a new file, and its `Endpoint` with a line in `KINDS` here.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from storage import Device, DeviceState
 from tlp.core.errors import DeviceError, UserError
 from tlp.core.settings import Settings
 from tlp.measure import Runner
+from tlp.measure.fake import FakeRunner
+from tlp.measure.local import LocalRunner
+from tlp.measure.rpc import RpcRunner
+
+
+class Endpoint(BaseModel):
+    """How a device is reached, as the store keeps it in `Device.endpoint`.
+
+    Attributes:
+        kind: names the class in `KINDS`.
+        is_measurable: whether there is hardware to measure on.
+        is_local: whether the hardware is this machine.
+    """
+
+    model_config = ConfigDict(frozen=True)
+    is_measurable: ClassVar[bool] = True
+    is_local: ClassVar[bool] = False
+    kind: str
+
+    def open_runner(self, settings: Settings) -> Runner:
+        """A runner with the limits of `settings`, to be closed by the caller. DeviceError if there is none."""
+        raise NotImplementedError
+
+
+class LocalEndpoint(Endpoint):
+    """Worker processes on this machine."""
+
+    is_local = True
+    kind: Literal["local"] = "local"
+
+    def open_runner(self, settings: Settings) -> Runner:
+        """Processes of this machine, as many as `measure_workers`."""
+        return LocalRunner.from_settings(settings)
+
+
+class RpcEndpoint(Endpoint):
+    """The boards of one key behind a TVM RPC tracker.
+
+    Attributes:
+        tracker: `HOST:PORT`.
+        key: of the boards at the tracker.
+        cc: C++ compiler that links for the boards; None: see `tlp.measure.rpc.linker`.
+    """
+
+    kind: Literal["rpc"] = "rpc"
+    tracker: str
+    key: str
+    cc: str | None = None
+
+    def open_runner(self, settings: Settings, on_step: Callable[[str, str], None] | None = None) -> RpcRunner:
+        """One for all boards of the key; `on_step` as of `RpcRunner`."""
+        return RpcRunner.from_settings(self.tracker, self.key, self.cc, settings, on_step)
+
+
+class DatasetEndpoint(Endpoint):
+    """A platform of an imported data set: it has samples and no hardware."""
+
+    is_measurable = False
+    kind: Literal["dataset"] = "dataset"
+
+    def open_runner(self, settings: Settings) -> Runner:
+        """Raises DeviceError."""
+        raise DeviceError("a platform of an imported data set has no hardware", next_command="tlp device list")
+
+
+class FakeEndpoint(Endpoint):
+    """The shipped fake, for rehearsals and tests."""
+
+    kind: Literal["fake"] = "fake"
+    seed: int = 0
+
+    def open_runner(self, settings: Settings) -> Runner:
+        """The fake with this seed."""
+        return FakeRunner(seed=self.seed)
+
+
+class UnknownEndpoint(Endpoint):
+    """What another release stored and this one cannot read: its device can be listed, not measured."""
+
+    device: str
+    problem: str
+
+    def open_runner(self, settings: Settings) -> Runner:
+        """Raises DeviceError, with what cannot be read."""
+        raise DeviceError(f"device {self.device!r} {self.problem}", next_command=f"tlp device show {self.device}")
+
+
+KINDS: Final[dict[str, type[Endpoint]]] = {
+    "local": LocalEndpoint,
+    "rpc": RpcEndpoint,
+    "dataset": DatasetEndpoint,
+    "fake": FakeEndpoint,
+}
+
+
+def endpoint_of(device: Device) -> Endpoint:
+    """The endpoint of a device; an `UnknownEndpoint`, which opens no runner, if this release cannot read it."""
+    kind = str(device.endpoint.get("kind"))
+    if kind not in KINDS:
+        problem = f"has endpoint kind {kind!r}, this release knows {', '.join(KINDS)}"
+        return UnknownEndpoint(kind=kind, device=device.name, problem=problem)
+    try:
+        return KINDS[kind].model_validate(dict(device.endpoint))
+    except ValidationError as exc:
+        wrong = "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in exc.errors())
+        return UnknownEndpoint(
+            kind=kind, device=device.name, problem=f"has an endpoint of kind {kind} that is damaged: {wrong}"
+        )
 
 
 def open_runner(device: Device, settings: Settings, *, quarantined: bool = False) -> Runner:
     """A runner for that device, to be closed by the caller.
 
-    `{"kind": "local"}` gives worker processes on this machine; `{"kind": "rpc", "tracker": "host:port", "key": …,
-    "cc": … | null}` the boards of a TVM RPC tracker; `{"kind": "fake", "seed": n}` the shipped fake, for rehearsals and
-    tests; `{"kind": "dataset"}` devices have samples but no hardware.
-
     Args:
-        device: the device.
-        settings: limits and evaluator settings.
         quarantined: also for a device that is quarantined: to probe it.
 
     Raises:
         UserError: the device cannot be measured: a data-set platform, retired, quarantined.
-        DeviceError: an endpoint kind that this release does not know.
+        DeviceError: an endpoint that this release cannot read.
     """
     if not (quarantined and device.state is DeviceState.QUARANTINED):
         require_measurable(device)
-    kind = device.endpoint.get("kind")
-    if kind == "local":
-        from tlp.measure.local import LocalRunner
-
-        return LocalRunner.from_settings(settings)
-    if kind == "rpc":
-        from tlp.measure.rpc import RpcRunner
-
-        return RpcRunner.from_settings(device.endpoint, settings)
-    if kind == "fake":
-        from tlp.measure.fake import FakeRunner
-
-        return FakeRunner(seed=int(device.endpoint.get("seed", 0)))
-    raise DeviceError(
-        f"device {device.name!r} has endpoint kind {kind!r}, this release knows local, rpc and dataset",
-        next_command=f"tlp device show {device.name}",
-    )
+    return endpoint_of(device).open_runner(settings)
 
 
 def require_measurable(device: Device) -> None:
     """Raise UserError if new programs cannot be measured on that device."""
-    if device.endpoint.get("kind") == "dataset":
+    if not endpoint_of(device).is_measurable:
         raise UserError(
             f"device {device.name!r} is a platform of an imported data set, there is no hardware to measure on",
             next_command="tlp device list",

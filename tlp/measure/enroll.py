@@ -14,6 +14,7 @@ from tlp.core.progress import say
 from tlp.core.settings import Settings
 from tlp.fleet.counts import validate_count
 from tlp.measure import Check, MeasureInput, MeasureOutcome, Runner
+from tlp.measure.endpoint import LocalEndpoint, open_runner
 
 _PROBE_SIZE = 64
 _PROBE_LANES = 16  # 512 bits of float32: a CPU without the vectors its target promises dies here and not in a search
@@ -88,7 +89,7 @@ def local_device(
         family=targets.family_of(found),
         min_samples=wanted,
         facts=targets.host_facts(),
-        endpoint={"kind": "local"},
+        endpoint=LocalEndpoint().model_dump(),
         state=DeviceState.ENROLLED,
         enrolled_at=datetime.now(UTC),
     )
@@ -134,8 +135,6 @@ def enroll(
     device = local_device(fleet.settings, name, target=target, min_samples=min_samples)
     say(f"{name}: compiling a small kernel for {device.target.get('mcpu', device.target['kind'])} and running it")
     if runner is None:
-        from tlp.measure.endpoint import open_runner
-
         with open_runner(device, fleet.settings) as local:
             outcome = probe(device.target, local)
     else:

@@ -18,6 +18,7 @@ from tlp.core.progress import say
 from tlp.core.settings import Settings
 from tlp.fleet.counts import validate_count
 from tlp.measure import MeasureOutcome
+from tlp.measure.endpoint import RpcEndpoint
 from tlp.measure.enroll import probe_input, require_free_name
 
 LONGEST_WAIT_S = 30.0  # for a free board: enrolling is a person's command
@@ -101,7 +102,7 @@ def rpc_device(
         family=targets.family_of(found),
         min_samples=wanted,
         facts={},
-        endpoint={"kind": "rpc", "tracker": tracker, "key": key, "cc": cc},
+        endpoint=RpcEndpoint(tracker=tracker, key=key, cc=cc).model_dump(),
         state=DeviceState.ENROLLED,
         enrolled_at=datetime.now(UTC),
     )
@@ -145,7 +146,8 @@ def walk(device: Device, settings: Settings, tell: Callable[[str], None]) -> tup
     """
     from tlp.measure.tracker import TrackerClient
 
-    tracker, key = str(device.endpoint["tracker"]), str(device.endpoint["key"])
+    endpoint = RpcEndpoint.model_validate(device.endpoint)
+    tracker, key = endpoint.tracker, endpoint.key
     serve = f"{BOARD_SERVER} --tracker {tracker} --key {key}"
     with _step(device, Step.TRACKER), TrackerClient(tracker, TRACKER_TIMEOUT_S) as client:
         queues = client.queues()
@@ -177,8 +179,6 @@ def _run_probe(
 ) -> tuple[MeasureOutcome, dict[str, Any]]:
     from importlib.metadata import version
 
-    from tlp.measure.rpc import RpcRunner
-
     patient = min(settings.queue_timeout_s, LONGEST_WAIT_S)
     limits = settings.model_copy(update={"queue_timeout_s": patient, "device_max_losses": 2, "build_workers": 1})
     steps: list[Step] = [Step.COMPILED]
@@ -194,7 +194,7 @@ def _run_probe(
             steps.append(step)
 
     try:
-        with RpcRunner.from_settings(device.endpoint, limits, entered) as runner:
+        with RpcEndpoint.model_validate(device.endpoint).open_runner(limits, entered) as runner:
             (outcome,) = runner.measure([probe_input(device.target, check=True)])
             facts = dict(runner.facts)
     except DeviceError as exc:

@@ -20,6 +20,7 @@ from tlp.core.fleet import Fleet
 from tlp.core.progress import say
 from tlp.fleet import runs
 from tlp.measure import Runner
+from tlp.measure.endpoint import open_runner
 from tlp.measure.enroll import probe
 
 _PROBE = "probe"  # reasons of the events of a probe start with this
@@ -107,8 +108,6 @@ def require_in_work(fleet: Fleet, name: str) -> None:
         UserError: it is quarantined and stays so, the message says why and when it is probed next; or it was retired
             during the probe.
     """
-    from tlp.measure.endpoint import open_runner
-
     found = probation(fleet, name)
     if found is None:
         return

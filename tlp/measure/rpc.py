@@ -152,13 +152,18 @@ class RpcRunner(Runner):
 
     @classmethod
     def from_settings(
-        cls, endpoint: Mapping[str, Any], settings: Settings, on_step: Callable[[str, str], None] | None = None
+        cls,
+        tracker: str,
+        key: str,
+        cc: str | None,
+        settings: Settings,
+        on_step: Callable[[str, str], None] | None = None,
     ) -> Self:
-        """A runner for `{"kind": "rpc", "tracker", "key", "cc"}` with the limits of `settings`."""
+        """A runner with the limits of `settings`."""
         return cls(
-            tracker=str(endpoint["tracker"]),
-            key=str(endpoint["key"]),
-            cc=endpoint.get("cc"),
+            tracker=tracker,
+            key=key,
+            cc=cc,
             build_workers=settings.build_workers or max(1, (os.cpu_count() or 1) - 1),
             queue_timeout_s=settings.queue_timeout_s,
             build_timeout_s=settings.build_timeout_s,

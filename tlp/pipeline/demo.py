@@ -15,6 +15,7 @@ from storage import MeasurementStore
 from tlp.core.errors import NotFoundError
 from tlp.core.fleet import Fleet
 from tlp.core.settings import get_settings
+from tlp.measure.endpoint import endpoint_of
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ def summary(
         latencies_s={name: value for name, value in latencies.items() if value is not None},
     )
     counts = fleet.store.device_counts()
-    auxiliaries = [d.name for d in fleet.store.list_devices() if d.endpoint.get("kind") == "dataset"]
+    auxiliaries = [d.name for d in fleet.store.list_devices() if not endpoint_of(d).is_measurable]
     model, chance = predictors[PREDICTOR], predictors["random"]
     return {
         "device": device.name,

@@ -16,6 +16,7 @@ from tlp.core.errors import BusyError, InvalidInputError, ModelFormatError, NotF
 from tlp.core.fleet import Fleet
 from tlp.core.progress import say, track
 from tlp.fleet import runs
+from tlp.measure.endpoint import endpoint_of
 
 if TYPE_CHECKING:
     from tlp.model.checkpoint import Manifest
@@ -173,7 +174,7 @@ def train_at_once(fleet: Fleet, device: str, ok_before: int) -> dict[str, Any] |
 def _trainable(store: MeasurementStore) -> list[str]:
     """Devices that may make a training due: those that are measured here, or all if there are only data sets."""
     devices = store.list_devices()
-    real = [device for device in devices if device.endpoint.get("kind") != "dataset"] or devices
+    real = [device for device in devices if endpoint_of(device).is_measurable] or devices
     if not real:
         raise NotFoundError("there is no device to train for", next_command="tlp device enroll this-cpu")
     return [device.name for device in real]

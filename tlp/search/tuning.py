@@ -16,7 +16,7 @@ from tlp.core.settings import Settings
 from tlp.fleet import runs
 from tlp.measure import Runner, quarantine
 from tlp.measure.canary import CanaryWatch
-from tlp.measure.endpoint import require_measurable
+from tlp.measure.endpoint import endpoint_of, require_measurable
 from tlp.search._remeasure import remeasure
 from tlp.search._session import TaskState, TuningSession
 from tlp.search.factory import GRADIENT, SEARCHES, search_factory
@@ -224,7 +224,7 @@ def _session(
 def _leaves_a_core(device: Device) -> bool:
     """Whether searching while the device measures leaves its latencies alone: boards do, and this machine if the
     device has not all of its cores."""
-    if device.endpoint.get("kind") != "local":
+    if not endpoint_of(device).is_local:
         return True
     return int(device.target.get("num-cores") or os.cpu_count() or 1) < len(os.sched_getaffinity(0))
 

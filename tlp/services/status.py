@@ -19,6 +19,7 @@ from tlp.core.settings import Settings
 from tlp.exchange import landing
 from tlp.fleet import quality
 from tlp.measure import canary
+from tlp.measure.endpoint import endpoint_of
 from tlp.measure.noise import noise_floor
 from tlp.registry import model_name
 from tlp.registry import view as registry_view
@@ -71,7 +72,7 @@ def device_row(
 
 def _trust(fleet: Fleet, device: Device, champion_version: str | None) -> dict[str, Any]:
     """`canary` and `live` of a device, null where nothing was measured or tuned."""
-    if device.endpoint.get("kind") == "dataset":
+    if not endpoint_of(device).is_measurable:
         return {"canary": None, "live": None}
     live = None if champion_version is None else quality.summary(fleet, device.name, str(champion_version))
     return {"canary": canary.summary(fleet.store, device.name), "live": live}
@@ -163,11 +164,7 @@ def warnings(
     ]
     busy = {run.device for run in running if not _process.is_gone(run.owner)}
     for device, row in zip(devices, rows, strict=True):
-        if (
-            device.endpoint.get("kind") != "dataset"
-            and device.state is DeviceState.ENROLLED
-            and device.name not in busy
-        ):
+        if endpoint_of(device).is_measurable and device.state is DeviceState.ENROLLED and device.name not in busy:
             missing = max(row["min_samples"] - row["samples_ok"], 0)
             if missing:
                 found.append(

@@ -252,8 +252,8 @@ CHILD = """
 import sys, time
 from pathlib import Path
 from storage import DeviceState, DuckDBStore, RunKind
-from tlp.fleet import runs
 from tlp.core.settings import Settings
+from tlp.fleet import runs
 settings = Settings(home=Path(sys.argv[1]))
 store = DuckDBStore(settings.store_path)
 with (

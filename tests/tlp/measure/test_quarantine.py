@@ -74,22 +74,22 @@ def quarantined(store: MeasurementStore, probes: int) -> None:
 
 
 def test_back_off_doubles_and_is_kept_in_the_history(store, limits):
-    assert quarantine.probation(store, "board", limits) is None
+    assert quarantine.probation(fleet_of(limits, store), "board") is None
     waits = []
     quarantined(store, 0)
     for number in range(6):
         again = open_store(limits.store_path)  # as another process would
-        found = quarantine.probation(again, "board", limits)
+        found = quarantine.probation(fleet_of(limits, again), "board")
         assert found is not None and found.failed_probes == number
         waits.append((found.next_at - found.last_at).total_seconds())
-        quarantine.try_now(store, limits, "board", FakeRunner(lost=lambda: True))
+        quarantine.try_now(fleet_of(limits, store), "board", FakeRunner(lost=lambda: True))
     assert waits == [60.0, 120.0, 240.0, 480.0, 600.0, 600.0]
     assert "probe 6 failed: the device does not answer" in store.device_events("board")[-1].reason
 
 
 def test_a_clock_that_jumps_makes_a_probe_due_at_worst(store, limits):
     quarantined(store, 2)
-    found = quarantine.probation(store, "board", limits)
+    found = quarantine.probation(fleet_of(limits, store), "board")
     assert found is not None
     assert 0 < found.due_in_s(found.last_at) <= 240
     assert found.due_in_s(found.last_at - timedelta(days=365)) == 0  # set back: nobody waits a year
@@ -100,44 +100,44 @@ def test_a_clock_that_jumps_makes_a_probe_due_at_worst(store, limits):
 def test_a_probe_that_runs_brings_it_back_to_its_life(store, limits, before):
     store.set_device_state("board", before, "its life")
     quarantined(store, 2)
-    assert quarantine.try_now(store, limits, "board", FakeRunner())
+    assert quarantine.try_now(fleet_of(limits, store), "board", FakeRunner())
     assert store.get_device("board").state is before
     quarantined(store, 0)  # and the next loss starts from the first pause
-    found = quarantine.probation(store, "board", limits)
+    found = quarantine.probation(fleet_of(limits, store), "board")
     assert found is not None and found.failed_probes == 0
 
 
 def test_a_run_is_refused_until_the_probe_is_due_and_starts_when_it_went_well(store, limits, monkeypatch):
     gone = True
     monkeypatch.setattr(
-        "tlp.measure.endpoint.open_runner", lambda device, settings, *, quarantined=False: FakeRunner(lost=lambda: gone)
+        "tlp.measure.quarantine.open_runner",
+        lambda device, settings, *, quarantined=False: FakeRunner(lost=lambda: gone),
     )
     monkeypatch.setattr("tlp.pipeline.stages.open_runner", lambda device, settings: FakeRunner())
     quarantined(store, 0)
     with pytest.raises(UserError, match=r"is quarantined since .* the next probe is due in \d+ s") as caught:
-        pipeline.measure(store, limits, "board", samples=2)
+        pipeline.measure(fleet_of(limits, store), "board", samples=2)
     assert caught.value.next_command == "tlp device resume board"
     assert len(store.device_events("board")) == 3  # not probed before its time
 
     due = limits.model_copy(update={"probe_first_s": 1e-6})
     with pytest.raises(UserError, match="probe 1 failed"):
-        pipeline.measure(store, due, "board", samples=2)
+        pipeline.measure(fleet_of(due, store), "board", samples=2)
     gone = False
     due = limits.model_copy(update={"probe_first_s": 1e-6})
-    assert pipeline.measure(store, due, "board", samples=2)["ok"] == 2
+    assert pipeline.measure(fleet_of(due, store), "board", samples=2)["ok"] == 2
     assert store.get_device("board").state is DeviceState.ENROLLED
 
 
 def measure(store: MeasurementStore, limits: Settings, device: str, runner: FakeRunner, **changes: Any) -> Any:
     with runs.open_run(store, RunKind.MEASURE, device=device) as run:
         return measure_device(
-            store,
+            fleet_of(limits.model_copy(update=changes), store),
             device,
             samples=10,
             run_id=run.run_id,
             sampler=RandomSampler(TARGET, 1),
             runner=runner,
-            settings=limits.model_copy(update=changes),
         )
 
 
@@ -191,7 +191,7 @@ def test_what_a_person_does_while_a_run_waits(store, limits, state, back):
             runs.resume(store, "board", "works again")
 
     def wait() -> bool:
-        return quarantine.wait_for_return(store, limits, "board", FakeRunner(), sleep)
+        return quarantine.wait_for_return(fleet_of(limits, store), "board", FakeRunner(), sleep)
 
     if back is None:
         with pytest.raises(UserError, match="sold"):
@@ -207,7 +207,7 @@ def test_a_device_retired_between_two_looks_is_on_no_probation(store, limits, mo
     before = store.get_device("board")
     store.set_device_state("board", RETIRED, "sold")
     monkeypatch.setattr(store, "get_device", lambda _name: before)
-    assert quarantine.probation(store, "board", limits) is None
+    assert quarantine.probation(fleet_of(limits, store), "board") is None
 
 
 def test_a_run_gives_up_when_its_patience_is_over_and_other_devices_do_not_notice(store, limits):
@@ -237,13 +237,12 @@ def test_a_full_disk_is_named_and_nothing_acknowledged_is_lost(store, limits):
         ):
             resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, before[1]))
             measure_device(
-                store,
+                fleet_of(limits, store),
                 "board",
                 samples=10,
                 run_id=run.run_id,
                 sampler=RandomSampler(TARGET, 2),
                 runner=FakeRunner(),
-                settings=limits,
             )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -26,6 +26,7 @@ from tlp.core.errors import RegistryError, RegistryUnavailableError, TlpError, U
 from tlp.core.fleet import Fleet
 from tlp.fleet import runs
 from tlp.measure import quarantine
+from tlp.measure.endpoint import endpoint_of
 from tlp.registry import CHAMPION, ResolvedModel
 from tlp.search.tuning import find_resumable
 
@@ -187,7 +188,7 @@ def _no_network(network: Network) -> str | None:
 
 
 def _no_device(fleet: Fleet, device: Device, probe: bool) -> str | None:
-    if device.endpoint.get("kind") == _DATASET:
+    if not endpoint_of(device).is_measurable:
         return "a platform of a data set: there is no hardware to measure on"
     if device.state is DeviceState.QUARANTINED and probe:
         try:

@@ -10,6 +10,7 @@ from tlp.core.errors import DeviceError
 from tlp.core.fleet import Fleet
 from tlp.core.settings import Settings
 from tlp.measure import quarantine
+from tlp.measure.endpoint import RpcEndpoint, endpoint_of
 from tlp.measure.tracker import Queue, TrackerClient
 from tlp.registry import Registry
 from tlp.services.doctor._base import SkippedError, open_store
@@ -19,32 +20,32 @@ _TRACKER_TIMEOUT_S: Final = 3.0
 
 def trackers(settings: Settings) -> str:
     """The tracker of every remote device answers and knows its key; how many boards there are, and who waits."""
-    devices = [
-        device
+    remote = [
+        (device.name, endpoint)
         for device in open_store(settings).list_devices()
-        if device.endpoint.get("kind") == "rpc" and device.state is not DeviceState.RETIRED
+        if isinstance(endpoint := endpoint_of(device), RpcEndpoint) and device.state is not DeviceState.RETIRED
     ]
-    if not devices:
+    if not remote:
         raise SkippedError("no device behind a tracker")
     asked: dict[str, dict[str, Queue] | DeviceError] = {}
     fine, problems = [], []
     next_command = None
-    for device in devices:
-        address, key = str(device.endpoint["tracker"]), str(device.endpoint["key"])
+    for name, endpoint in remote:
+        address, key = endpoint.tracker, endpoint.key
         if address not in asked:
             asked[address] = _ask(address)
         queues = asked[address]
         if isinstance(queues, DeviceError):
-            problems.append(f"{device.name}: {queues.message}")
+            problems.append(f"{name}: {queues.message}")
             next_command = next_command or queues.next_command
             continue
         queue = queues.get(key, Queue(0, 0, 0))
         if queue.total:
-            fine.append(f"{device.name}: total {queue.total}, free {queue.free}, pending {queue.pending}")
+            fine.append(f"{name}: total {queue.total}, free {queue.free}, pending {queue.pending}")
         else:
             others = ", ".join(sorted(queues)) or "none"
             problems.append(
-                f"{device.name}: no board of key {key!r} is registered at {address} (pending {queue.pending}); "
+                f"{name}: no board of key {key!r} is registered at {address} (pending {queue.pending}); "
                 f"keys there: {others}"
             )
             next_command = next_command or f"python board.py --tracker {address} --key {key}"
