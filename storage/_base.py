@@ -15,6 +15,7 @@ from storage._types import (
     MeasurementBatch,
     ModelEvent,
     Network,
+    ReasonCode,
     Run,
     RunKind,
     RunState,
@@ -67,7 +68,7 @@ class MeasurementStore(ABC):
     # -- devices ----------------------------------------------------------------------------------------------
     @abstractmethod
     def add_device(self, device: Device, reason: str) -> None:
-        """Enroll a device; its first event is `device.state` with `reason`. Raises AlreadyExistsError."""
+        """Enroll a device; its first event is `device.state` with `reason`, ENROLLED. Raises AlreadyExistsError."""
 
     @abstractmethod
     def get_device(self, name: str) -> Device:
@@ -78,7 +79,15 @@ class MeasurementStore(ABC):
         """All devices by name."""
 
     @abstractmethod
-    def set_device_state(self, name: str, state: DeviceState, reason: str, *, unretire: bool = False) -> DeviceState:
+    def set_device_state(
+        self,
+        name: str,
+        state: DeviceState,
+        reason: str,
+        *,
+        code: ReasonCode = ReasonCode.OTHER,
+        unretire: bool = False,
+    ) -> DeviceState:
         """Append a device event; a no-op if the device is in `state` already, or is RETIRED.
 
         A person retires a device, so work that is under way must not undo it: only `unretire` leaves that state. It is
@@ -278,8 +287,19 @@ class MeasurementStore(ABC):
         """Open a run in state RUNNING and return its id (a UUID4 hex)."""
 
     @abstractmethod
-    def finish_run(self, run_id: str, state: RunState, reason: str, result: Mapping[str, Any] | None = None) -> None:
-        """Close a run. Raises NotFoundError, InvalidInputError (finished already, or `state` is RUNNING)."""
+    def finish_run(
+        self,
+        run_id: str,
+        state: RunState,
+        reason: str,
+        result: Mapping[str, Any] | None = None,
+        *,
+        code: ReasonCode | None = None,
+    ) -> None:
+        """Close a run; without `code` it gets the one of its state (DONE: DONE, SKIPPED: NOTHING_TO_DO, …).
+
+        Raises NotFoundError, InvalidInputError (finished already, or `state` is RUNNING).
+        """
 
     @abstractmethod
     def get_run(self, run_id: str) -> Run:

@@ -30,6 +30,7 @@ from storage._types import (
     MeasurementState,
     Network,
     NetworkTask,
+    ReasonCode,
     Sketch,
     Workload,
 )
@@ -69,7 +70,7 @@ class CatalogTables(MeasurementStore):
                     to_naive_utc(device.enrolled_at),
                 ],
             )
-            _add_device_event(con, device.name, device.state, reason)
+            _add_device_event(con, device.name, device.state, reason, ReasonCode.ENROLLED)
 
     def get_device(self, name: str) -> Device:
         with self._connector.reading() as con:
@@ -83,7 +84,15 @@ class CatalogTables(MeasurementStore):
             rows = con.execute(f"{_DEVICES} ORDER BY d.name").fetchall()
         return [_device(row) for row in rows]
 
-    def set_device_state(self, name: str, state: DeviceState, reason: str, *, unretire: bool = False) -> DeviceState:
+    def set_device_state(
+        self,
+        name: str,
+        state: DeviceState,
+        reason: str,
+        *,
+        code: ReasonCode = ReasonCode.OTHER,
+        unretire: bool = False,
+    ) -> DeviceState:
         with self._connector.writing() as con:
             rows = con.execute(
                 "SELECT state FROM device_events WHERE device = ? ORDER BY event_no DESC LIMIT 1", [name]
@@ -93,17 +102,21 @@ class CatalogTables(MeasurementStore):
             now = DeviceState(rows[0][0])
             if now is state or (now is DeviceState.RETIRED and not unretire):
                 return now
-            _add_device_event(con, name, state, reason)
+            _add_device_event(con, name, state, reason, code)
         return state
 
     def device_events(self, name: str) -> list[DeviceEvent]:
         with self._connector.reading() as con:
             rows = con.execute(
-                "SELECT device, at_utc, state, reason FROM device_events WHERE device = ? ORDER BY event_no", [name]
+                "SELECT device, at_utc, state, reason, code FROM device_events WHERE device = ? ORDER BY event_no",
+                [name],
             ).fetchall()
             if not rows:
                 raise not_found("device", name, _names(con, "devices"), "tlp device list")
-        return [DeviceEvent(device, to_utc(at), DeviceState(state), reason) for device, at, state, reason in rows]
+        return [
+            DeviceEvent(device, to_utc(at), DeviceState(state), reason, ReasonCode(code))
+            for device, at, state, reason, code in rows
+        ]
 
     def device_counts(self) -> dict[str, DeviceCounts]:
         with self._connector.reading() as con:
@@ -292,10 +305,10 @@ def next_number(con: Connection, table: str, column: str) -> int:
     return int(row[0]) if row else 1
 
 
-def _add_device_event(con: Connection, name: str, state: DeviceState, reason: str) -> None:
+def _add_device_event(con: Connection, name: str, state: DeviceState, reason: str, code: ReasonCode) -> None:
     con.execute(
-        "INSERT INTO device_events VALUES (?, ?, ?, ?, ?)",
-        [next_number(con, "device_events", "event_no"), name, to_naive_utc(now_utc()), str(state), reason],
+        "INSERT INTO device_events VALUES (?, ?, ?, ?, ?, ?)",
+        [next_number(con, "device_events", "event_no"), name, to_naive_utc(now_utc()), str(state), reason, str(code)],
     )
 
 

@@ -16,15 +16,17 @@ from storage._rows import (
     json_text,
     json_value,
     now_utc,
+    outcome_code,
     to_naive_utc,
     to_utc,
 )
-from storage._types import Actor, ModelEvent, Run, RunKind, RunState, TuningResult
+from storage._types import Actor, ModelEvent, ReasonCode, Run, RunKind, RunState, TuningResult
 from storage.errors import InvalidInputError, NotFoundError
 
 _RUNS = """
     SELECT r.run_id, r.kind, r.device, r.params, r.owner, r.started_at_utc,
-           coalesce(o.state, 'RUNNING') AS state, coalesce(o.reason, '') AS reason, o.at_utc, coalesce(o.result, '{}')
+           coalesce(o.state, 'RUNNING') AS state, coalesce(o.reason, '') AS reason, o.at_utc, coalesce(o.result, '{}'),
+           coalesce(o.code, 'other')
     FROM runs r LEFT JOIN run_outcomes o ON o.run_id = r.run_id
 """
 
@@ -48,7 +50,15 @@ class RunTables(MeasurementStore):
             )
         return run_id
 
-    def finish_run(self, run_id: str, state: RunState, reason: str, result: Mapping[str, Any] | None = None) -> None:
+    def finish_run(
+        self,
+        run_id: str,
+        state: RunState,
+        reason: str,
+        result: Mapping[str, Any] | None = None,
+        *,
+        code: ReasonCode | None = None,
+    ) -> None:
         check_outcome(run_id, state)
         result_text = json_text("result of a run", result or {})
         with self._connector.writing() as con:
@@ -58,8 +68,8 @@ class RunTables(MeasurementStore):
             if rows[0][6] != str(RunState.RUNNING):
                 raise InvalidInputError(f"run {run_id} was finished before, as {rows[0][6]}")
             con.execute(
-                "INSERT INTO run_outcomes VALUES (?, ?, ?, ?, ?)",
-                [run_id, to_naive_utc(now_utc()), str(state), reason, result_text],
+                "INSERT INTO run_outcomes VALUES (?, ?, ?, ?, ?, ?)",
+                [run_id, to_naive_utc(now_utc()), str(state), reason, result_text, str(code or outcome_code(state))],
             )
 
     def get_run(self, run_id: str) -> Run:
@@ -139,7 +149,7 @@ class RunTables(MeasurementStore):
         event = checked_model_event(event)
         with self._connector.writing() as con:
             con.execute(
-                "INSERT INTO model_events VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO model_events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 [
                     next_number(con, "model_events", "event_no"),
                     to_naive_utc(event.at),
@@ -149,6 +159,7 @@ class RunTables(MeasurementStore):
                     event.to_version,
                     str(event.by),
                     event.reason,
+                    str(event.code),
                 ],
             )
 
@@ -156,20 +167,20 @@ class RunTables(MeasurementStore):
         with self._connector.reading() as con:
             rows = con.execute(
                 """
-                SELECT at_utc, model, alias, from_version, to_version, by_actor, reason FROM model_events
+                SELECT at_utc, model, alias, from_version, to_version, by_actor, reason, code FROM model_events
                 WHERE coalesce(model = ?, TRUE) AND coalesce(alias = ?, TRUE)
                 ORDER BY event_no
                 """,
                 [model, alias],
             ).fetchall()
         return [
-            ModelEvent(to_utc(at), name, moved, old, new, Actor(by), reason)
-            for at, name, moved, old, new, by, reason in rows
+            ModelEvent(to_utc(at), name, moved, old, new, Actor(by), reason, ReasonCode(code))
+            for at, name, moved, old, new, by, reason, code in rows
         ]
 
 
 def _run(row: tuple[Any, ...]) -> Run:
-    run_id, kind, device, params, owner, started_at, state, reason, finished_at, result = row
+    run_id, kind, device, params, owner, started_at, state, reason, finished_at, result, code = row
     return Run(
         run_id,
         RunKind(kind),
@@ -181,4 +192,5 @@ def _run(row: tuple[Any, ...]) -> Run:
         reason,
         None if finished_at is None else to_utc(finished_at),
         json_value(result),
+        ReasonCode(code),
     )

@@ -40,6 +40,7 @@ from storage._types import (
     MeasurementBatch,
     MeasurementState,
     Network,
+    ReasonCode,
     Sketch,
     Workload,
 )
@@ -74,7 +75,7 @@ class MemoryStore(MemoryQuality):
                     f"there is a device {device.name!r} already", next_command=f"tlp device show {device.name}"
                 )
             self._devices[device.name] = device
-            self._device_events.append(DeviceEvent(device.name, now_utc(), device.state, reason))
+            self._device_events.append(DeviceEvent(device.name, now_utc(), device.state, reason, ReasonCode.ENROLLED))
 
     def get_device(self, name: str) -> Device:
         with self._lock:
@@ -86,13 +87,21 @@ class MemoryStore(MemoryQuality):
         with self._lock:
             return [_fresh_device(self._devices[name]) for name in sorted(self._devices)]
 
-    def set_device_state(self, name: str, state: DeviceState, reason: str, *, unretire: bool = False) -> DeviceState:
+    def set_device_state(
+        self,
+        name: str,
+        state: DeviceState,
+        reason: str,
+        *,
+        code: ReasonCode = ReasonCode.OTHER,
+        unretire: bool = False,
+    ) -> DeviceState:
         with self._lock:
             device = self.get_device(name)
             if device.state is state or (device.state is DeviceState.RETIRED and not unretire):
                 return device.state
             self._devices[name] = replace(device, state=state)
-            self._device_events.append(DeviceEvent(name, now_utc(), state, reason))
+            self._device_events.append(DeviceEvent(name, now_utc(), state, reason, code))
             return state
 
     def device_events(self, name: str) -> list[DeviceEvent]:

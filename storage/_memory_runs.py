@@ -16,8 +16,9 @@ from storage._rows import (
     json_text,
     json_value,
     now_utc,
+    outcome_code,
 )
-from storage._types import ModelEvent, Run, RunKind, RunState, TuningResult
+from storage._types import ModelEvent, ReasonCode, Run, RunKind, RunState, TuningResult
 from storage.errors import InvalidInputError, NotFoundError
 
 
@@ -55,14 +56,29 @@ class MemoryRuns(MeasurementStore):
             self._runs[run_id] = run
         return run_id
 
-    def finish_run(self, run_id: str, state: RunState, reason: str, result: Mapping[str, Any] | None = None) -> None:
+    def finish_run(
+        self,
+        run_id: str,
+        state: RunState,
+        reason: str,
+        result: Mapping[str, Any] | None = None,
+        *,
+        code: ReasonCode | None = None,
+    ) -> None:
         check_outcome(run_id, state)
         values = json_value(json_text("result of a run", result or {}))
         with self._lock:
             run = self.get_run(run_id)
             if run.state.is_finished():
                 raise InvalidInputError(f"run {run_id} was finished before, as {run.state}")
-            self._runs[run_id] = replace(run, state=state, reason=reason, finished_at=now_utc(), result=values)
+            self._runs[run_id] = replace(
+                run,
+                state=state,
+                reason=reason,
+                finished_at=now_utc(),
+                result=values,
+                code=code or outcome_code(state),
+            )
 
     def get_run(self, run_id: str) -> Run:
         with self._lock:

@@ -12,7 +12,17 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from storage._quality_types import Canary, RoundQuality
-from storage._types import Device, ModelEvent, Network, RunState, Sketch, TuningResult, Workload, canonical_json
+from storage._types import (
+    Device,
+    ModelEvent,
+    Network,
+    ReasonCode,
+    RunState,
+    Sketch,
+    TuningResult,
+    Workload,
+    canonical_json,
+)
 from storage.errors import InvalidInputError, NotFoundError
 from storage.names import validate_name
 
@@ -112,6 +122,11 @@ def check_outcome(run_id: str, state: RunState) -> None:
     """Raise InvalidInputError unless `state` ends a run."""
     if not state.is_finished():
         raise InvalidInputError(f"run {run_id} cannot be finished as {state}")
+
+
+def outcome_code(state: RunState) -> ReasonCode:
+    """The code of a run that ended in `state` without saying more."""
+    return {RunState.SKIPPED: ReasonCode.NOTHING_TO_DO}.get(state) or ReasonCode(state.lower())
 
 
 def checked_tuning_result(result: TuningResult) -> TuningResult:

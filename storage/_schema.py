@@ -210,4 +210,48 @@ _TRUST = Migration(
     ),
 )
 
-MIGRATIONS: tuple[Migration, ...] = (_INITIAL, _TRUST)
+_CODES = Migration(
+    3,
+    "codes of reasons",
+    (
+        "ALTER TABLE device_events ADD COLUMN code VARCHAR DEFAULT 'other'",
+        # Rows from before there were codes: by the sentences that earlier releases wrote.
+        """
+        UPDATE device_events SET code = CASE
+                WHEN earlier IS NULL THEN 'enrolled'
+                WHEN state = 'retired' THEN 'retired'
+                WHEN earlier = 'retired' THEN 'resumed'
+                WHEN regexp_matches(reason, '^probe [0-9]+$') THEN 'probe'
+                WHEN regexp_matches(reason, '^probe [0-9]+ ok') THEN 'probe_ok'
+                WHEN regexp_matches(reason, '^probe [0-9]+ failed') THEN 'probe_failed'
+                WHEN reason LIKE 'back by itself, %' THEN 'returned'
+                WHEN reason LIKE 'over: %' OR reason = 'its run is gone' THEN 'work_over'
+                WHEN state = 'quarantined' THEN 'lost'
+                WHEN earlier = 'quarantined' THEN 'resumed'
+                WHEN state IN ('measuring', 'training') THEN 'work'
+                WHEN state = 'serving' THEN 'promoted'
+                ELSE 'other' END
+        FROM (SELECT event_no AS number, lag(state) OVER (PARTITION BY device ORDER BY event_no) AS earlier
+              FROM device_events)
+        WHERE event_no = number
+        """,
+        "ALTER TABLE run_outcomes ADD COLUMN code VARCHAR DEFAULT 'other'",
+        """
+        UPDATE run_outcomes SET code = CASE
+            WHEN state = 'SKIPPED' THEN 'nothing_to_do'
+            WHEN state <> 'DONE' THEN lower(state)
+            WHEN reason LIKE 'flat:%' THEN 'flat'
+            WHEN reason LIKE 'no more programs%' OR reason LIKE '%have no more programs' THEN 'exhausted'
+            WHEN reason LIKE 'gave up:%' THEN 'gave_up'
+            ELSE 'done' END
+        """,
+        "ALTER TABLE model_events ADD COLUMN code VARCHAR DEFAULT 'other'",
+        """
+        UPDATE model_events SET code = CASE
+            WHEN by_actor = 'person' AND reason = 'moved in MLflow' THEN 'moved_in_mlflow'
+            ELSE 'other' END
+        """,
+    ),
+)
+
+MIGRATIONS: tuple[Migration, ...] = (_INITIAL, _TRUST, _CODES)

@@ -64,6 +64,35 @@ class RunState(StrEnum):
         return self is not RunState.RUNNING
 
 
+class ReasonCode(StrEnum):
+    """What is decided by, beside the sentence that tells a person the same; see `DeviceEvent`, `Run`, `ModelEvent`."""
+
+    OTHER = "other"  # nothing is decided by it
+    # of a device's event
+    ENROLLED = "enrolled"
+    WORK = "work"  # a run began
+    WORK_OVER = "work_over"  # it ended, or its process is gone
+    LOST = "lost"
+    PROBE = "probe"  # of a lost device: it began, it failed, it went well
+    PROBE_FAILED = "probe_failed"
+    PROBE_OK = "probe_ok"
+    RETURNED = "returned"  # after a probe that went well
+    PROMOTED = "promoted"  # a champion has a head for it
+    RETIRED = "retired"
+    RESUMED = "resumed"
+    # of a run's end
+    DONE = "done"
+    NOTHING_TO_DO = "nothing_to_do"
+    FLAT = "flat"  # tuning stopped: the network gets no faster
+    EXHAUSTED = "exhausted"  # no programs are left to measure
+    GAVE_UP = "gave_up"  # too few programs were OK
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    CRASHED = "crashed"
+    # of a model's event
+    MOVED_IN_MLFLOW = "moved_in_mlflow"  # by a person, found afterwards
+
+
 class Actor(StrEnum):
     """Who moved an alias."""
 
@@ -119,6 +148,7 @@ class DeviceEvent:
     at: datetime
     state: DeviceState
     reason: str
+    code: ReasonCode = ReasonCode.OTHER
 
 
 @dataclass(frozen=True)
@@ -275,6 +305,7 @@ class Run:
     reason: str
     finished_at: datetime | None
     result: Mapping[str, Any] = field(default_factory=dict)
+    code: ReasonCode = ReasonCode.OTHER
 
 
 @dataclass(frozen=True)
@@ -304,6 +335,7 @@ class ModelEvent:
     to_version: str | None
     by: Actor
     reason: str
+    code: ReasonCode = ReasonCode.OTHER
 
 
 @dataclass(frozen=True)

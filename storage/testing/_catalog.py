@@ -15,6 +15,7 @@ from storage import (
     MeasurementStore,
     ModelEvent,
     NetworkTask,
+    ReasonCode,
     RunKind,
     RunState,
     TuningResult,
@@ -86,13 +87,13 @@ class CatalogContract:
         store.add_device(example_device("b"), "test")
         store.add_device(example_device("a"), "test")
         before = store.get_device("a")
-        store.set_device_state("a", DeviceState.MEASURING, "run 1")
+        store.set_device_state("a", DeviceState.MEASURING, "run 1", code=ReasonCode.WORK)
         store.set_device_state("a", DeviceState.MEASURING, "again")
         store.set_device_state("a", DeviceState.ENROLLED, "stopped")
-        assert [(e.state, e.reason) for e in store.device_events("a")] == [
-            (DeviceState.ENROLLED, "test"),
-            (DeviceState.MEASURING, "run 1"),
-            (DeviceState.ENROLLED, "stopped"),
+        assert [(e.state, e.reason, e.code) for e in store.device_events("a")] == [
+            (DeviceState.ENROLLED, "test", ReasonCode.ENROLLED),
+            (DeviceState.MEASURING, "run 1", ReasonCode.WORK),
+            (DeviceState.ENROLLED, "stopped", ReasonCode.OTHER),
         ]
         store.set_device_state("a", DeviceState.RETIRED, "sold")
         assert [(d.name, d.state) for d in store.list_devices()] == [
@@ -196,6 +197,25 @@ class CatalogContract:
         assert done.finished_at >= done.started_at == run.started_at
         assert run.state is RunState.RUNNING
 
+    @pytest.mark.parametrize(
+        ("state", "code", "stored"),
+        [
+            (RunState.DONE, None, ReasonCode.DONE),
+            (RunState.DONE, ReasonCode.FLAT, ReasonCode.FLAT),
+            (RunState.SKIPPED, None, ReasonCode.NOTHING_TO_DO),
+            (RunState.FAILED, None, ReasonCode.FAILED),
+            (RunState.INTERRUPTED, None, ReasonCode.INTERRUPTED),
+            (RunState.CRASHED, None, ReasonCode.CRASHED),
+        ],
+    )
+    def test_run_keeps_the_code_of_its_reason(
+        self, store: MeasurementStore, state: RunState, code: ReasonCode | None, stored: ReasonCode
+    ) -> None:
+        run_id = store.start_run(RunKind.TUNE, device=None, params={}, owner={})
+        assert store.get_run(run_id).code is ReasonCode.OTHER
+        store.finish_run(run_id, state, "told", code=code)
+        assert store.get_run(run_id).code is stored
+
     def test_run_finishes_once(self, scene: Scene) -> None:
         with pytest.raises(InvalidInputError):
             scene.store.finish_run(scene.run_id, RunState.RUNNING, "not an end")
@@ -242,7 +262,7 @@ class CatalogContract:
     def test_model_events(self, store: MeasurementStore) -> None:
         first = ModelEvent(AT, "mtl-tlp-x86_64", "champion", None, "1", Actor.PIPELINE, "first version")
         second = replace(first, from_version="1", to_version="2", at=AT - timedelta(days=1), reason="better")
-        pin = replace(first, alias="champion-cpu0", by=Actor.PERSON)
+        pin = replace(first, alias="champion-cpu0", by=Actor.PERSON, code=ReasonCode.MOVED_IN_MLFLOW)
         for event in (first, second, pin):
             store.add_model_event(event)
         assert store.model_events() == [first, second, pin], "in the order they were added, whatever the clock said"

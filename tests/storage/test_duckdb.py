@@ -98,6 +98,64 @@ def test_a_store_of_the_first_schema_is_brought_up_to_date(path: Path, monkeypat
     assert store.device_counts()["new"].samples_flagged == 1
 
 
+def test_rows_of_the_second_schema_get_the_codes_of_their_sentences(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(_migrations, "MIGRATIONS", MIGRATIONS[:2])
+        DuckDBStore(path)
+    life = [
+        ("enrolled", "enrolled; probe kernel ran in 6.1 us", "enrolled"),
+        ("measuring", "run 5f", "work"),
+        ("enrolled", "over: run 5f", "work_over"),
+        ("training", "run 60", "work"),
+        ("serving", "version 1 is champion", "promoted"),
+        ("measuring", "run 61", "work"),
+        ("quarantined", "probe: no board answered for 600 s", "lost"),
+        ("measuring", "probe 1", "probe"),
+        ("quarantined", "probe 1 failed: TIMEOUT after 10 s", "probe_failed"),
+        ("measuring", "probe 2", "probe"),
+        ("quarantined", "probe 2 ok", "probe_ok"),
+        ("serving", "back by itself, probe 2 ran", "returned"),
+        ("measuring", "run 62", "work"),
+        ("serving", "its run is gone", "work_over"),
+        ("quarantined", "lost", "lost"),
+        ("serving", "the cable was loose", "resumed"),
+        ("retired", "sold", "retired"),
+        ("serving", "over: bought back", "resumed"),
+    ]
+    ends = [
+        ("DONE", "done", "done"),
+        ("DONE", "flat: 0.00% faster in the last 24 rounds, after 9 of 16 trials", "flat"),
+        ("DONE", "no more programs to measure after 9 of 16 trials", "exhausted"),
+        ("DONE", "the design spaces of these workloads have no more programs", "exhausted"),
+        ("DONE", "gave up: only 3 of 400 programs were OK", "gave_up"),
+        ("SKIPPED", "no new samples", "nothing_to_do"),
+        ("FAILED", "flat: no such thing", "failed"),
+        ("INTERRUPTED", "SIGTERM", "interrupted"),
+        ("CRASHED", "its process 7 is gone", "crashed"),
+    ]
+    with duckdb.connect(str(path)) as con:  # as the release before wrote it
+        con.execute("INSERT INTO devices VALUES ('old', '{}', 'x86_64', 1, '{}', '{}', '2026-01-01')")
+        for number, (state, reason, _) in enumerate(life, 1):
+            con.execute("INSERT INTO device_events VALUES (?, 'old', '2026-01-01', ?, ?)", [number, state, reason])
+        for number, (state, reason, _) in enumerate(ends):
+            con.execute(
+                "INSERT INTO runs VALUES (?, ?, 'tune', 'old', '{}', '{}', '2026-01-01')", [f"r{number}", number]
+            )
+            con.execute("INSERT INTO run_outcomes VALUES (?, '2026-01-01', ?, ?, '{}')", [f"r{number}", state, reason])
+        for number, (by, reason) in enumerate([("person", "moved in MLflow"), ("pipeline", "passed the gate")]):
+            con.execute(
+                "INSERT INTO model_events VALUES (?, '2026-01-01', 'm', 'champion', NULL, '1', ?, ?)",
+                [number, by, reason],
+            )
+    another_process(monkeypatch)
+    store = DuckDBStore(path)
+    assert [(e.state, e.reason, e.code) for e in store.device_events("old")] == life
+    assert [(r.state, r.reason, r.code) for r in reversed(store.list_runs())] == ends
+    assert [event.code for event in store.model_events()] == ["moved_in_mlflow", "other"]
+
+
 def test_failed_migration_leaves_neither_tables_nor_record(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Scene(DuckDBStore(path)).add(1e-3)
     good = Migration(NEXT, "good", ("CREATE TABLE good (x INTEGER)",))

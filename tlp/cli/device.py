@@ -105,10 +105,10 @@ def retire(
     name: Name, reason: Annotated[str, typer.Option(help="Why; goes into its history.")] = "retired by a person"
 ) -> Output:
     """Give a device no new work; its samples and its head in the model are kept."""
-    from storage import DeviceState
+    from storage import DeviceState, ReasonCode
 
     fleet = open_all()
-    fleet.store.set_device_state(name, DeviceState.RETIRED, reason)
+    fleet.store.set_device_state(name, DeviceState.RETIRED, reason, code=ReasonCode.RETIRED)
     return show(name)
 
 

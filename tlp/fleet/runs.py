@@ -24,7 +24,7 @@ from typing import Any
 
 import filelock
 
-from storage import DeviceState, MeasurementStore, RunKind, RunState
+from storage import DeviceState, MeasurementStore, ReasonCode, RunKind, RunState
 from tlp.core import processes as _process
 from tlp.core.errors import BusyError, InvalidInputError, StoreError, TlpError, UserError
 from tlp.core.settings import Settings
@@ -46,16 +46,18 @@ class OpenRun:
     Attributes:
         run_id: its key in the store.
         result: stored when the run closes; JSON values.
+        reason, code: why it ended, for people and for programs; without a code it is the one of the state.
     """
 
     run_id: str
     result: Mapping[str, Any] = field(default_factory=dict)
     reason: str = "done"
     state: RunState = RunState.DONE
+    code: ReasonCode | None = None
 
-    def skip(self, reason: str) -> None:
+    def skip(self, reason: str, code: ReasonCode = ReasonCode.NOTHING_TO_DO) -> None:
         """Close as SKIPPED when the body is through: there was nothing to do, and why."""
-        self.state, self.reason = RunState.SKIPPED, reason
+        self.state, self.reason, self.code = RunState.SKIPPED, reason, code
 
 
 @contextmanager
@@ -88,7 +90,8 @@ def open_run(
 def _finish(store: MeasurementStore, run: OpenRun, state: RunState, reason: str, cause: BaseException | None) -> None:
     try:
         with held_signals():  # a second Ctrl-C takes effect once the row is closed
-            store.finish_run(run.run_id, state, reason, dict(run.result))
+            code = run.code if cause is None else None
+            store.finish_run(run.run_id, state, reason, dict(run.result), code=code)
     except (StoreError, UserError) as exc:
         if cause is None:
             raise
@@ -133,14 +136,14 @@ def require_not_retired(store: MeasurementStore, name: str) -> None:
         )
 
 
-def move(store: MeasurementStore, name: str, state: DeviceState, reason: str) -> None:
+def move(store: MeasurementStore, name: str, state: DeviceState, reason: str, code: ReasonCode) -> None:
     """Set a device's state for work that is under way.
 
     Raises:
         NotFoundError: no such device.
         UserError: a person retired it meanwhile; it stays so.
     """
-    if store.set_device_state(name, state, reason) is not state:
+    if store.set_device_state(name, state, reason, code=code) is not state:
         require_not_retired(store, name)
 
 
@@ -155,12 +158,13 @@ def device_activity(store: MeasurementStore, name: str, state: DeviceState, reas
         NotFoundError: no such device.
         UserError: it is retired.
     """
-    move(store, name, state, reason)
+    move(store, name, state, reason, ReasonCode.WORK)
     try:
         yield
     finally:
         if store.get_device(name).state is state:
-            store.set_device_state(name, state_before(store, name, *BUSY), f"over: {reason}")
+            before = state_before(store, name, *BUSY)
+            store.set_device_state(name, before, f"over: {reason}", code=ReasonCode.WORK_OVER)
 
 
 def reap(store: MeasurementStore) -> list[str]:
@@ -184,7 +188,8 @@ def reap(store: MeasurementStore) -> list[str]:
     alive = store.list_runs(state=RunState.RUNNING)
     for device in store.list_devices():
         if device.state in BUSY and not any(run.device in (device.name, None) for run in alive):
-            store.set_device_state(device.name, state_before(store, device.name, *BUSY), "its run is gone")
+            before = state_before(store, device.name, *BUSY)
+            store.set_device_state(device.name, before, "its run is gone", code=ReasonCode.WORK_OVER)
     return reaped
 
 
@@ -208,7 +213,8 @@ def resume(store: MeasurementStore, device: str, reason: str) -> None:
             next_command=f"tlp device show {device}",
         )
     # A run that was under way when it went out of work is over.
-    store.set_device_state(device, state_before(store, device, *BUSY, *OUT_OF_WORK), reason, unretire=True)
+    before = state_before(store, device, *BUSY, *OUT_OF_WORK)
+    store.set_device_state(device, before, reason, code=ReasonCode.RESUMED, unretire=True)
 
 
 @contextmanager

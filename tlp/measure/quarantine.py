@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from storage import DeviceState, MeasurementState, MeasurementStore
+from storage import DeviceState, MeasurementState, MeasurementStore, ReasonCode
 from tlp.core.errors import DeviceError, UserError
 from tlp.core.fleet import Fleet
 from tlp.core.progress import say
@@ -23,7 +23,6 @@ from tlp.measure import Runner
 from tlp.measure.endpoint import open_runner
 from tlp.measure.enroll import probe
 
-_PROBE = "probe"  # reasons of the events of a probe start with this
 PROBE_QUEUE_S = 30.0  # a probe before a run is not to hold it up as a run itself would wait
 
 
@@ -58,7 +57,7 @@ def probation(fleet: Fleet, name: str) -> Probation | None:
     for event in reversed(fleet.store.device_events(name)):
         if event.state is DeviceState.QUARANTINED:
             row.append(event)
-        elif event.state is not DeviceState.MEASURING or not event.reason.startswith(_PROBE):
+        elif event.code is not ReasonCode.PROBE:
             break
     if not row:  # retired or resumed between the two looks
         return None
@@ -81,7 +80,7 @@ def try_now(fleet: Fleet, name: str, runner: Runner) -> bool:
         runs.require_not_retired(fleet.store, name)
         return True
     number = found.failed_probes + 1
-    runs.move(fleet.store, name, DeviceState.MEASURING, f"{_PROBE} {number}")
+    runs.move(fleet.store, name, DeviceState.MEASURING, f"probe {number}", ReasonCode.PROBE)
     why: str | None = "it was interrupted"
     try:
         outcome = probe(fleet.store.get_device(name).target, runner)
@@ -90,13 +89,16 @@ def try_now(fleet: Fleet, name: str, runner: Runner) -> bool:
         why = exc.message
     finally:
         # Whatever became of it: its life goes on from QUARANTINED, unless a person retired it.
-        fleet.store.set_device_state(
-            name, DeviceState.QUARANTINED, f"{_PROBE} {number} {'failed: ' + why if why else 'ok'}"
+        reason, code = (
+            (f"probe {number} ok", ReasonCode.PROBE_OK)
+            if why is None
+            else (f"probe {number} failed: {why}", ReasonCode.PROBE_FAILED)
         )
+        fleet.store.set_device_state(name, DeviceState.QUARANTINED, reason, code=code)
     runs.require_not_retired(fleet.store, name)
     if why is None:
         before = runs.state_before(fleet.store, name, *runs.BUSY, *runs.OUT_OF_WORK)
-        runs.move(fleet.store, name, before, f"back by itself, {_PROBE} {number} ran")
+        runs.move(fleet.store, name, before, f"back by itself, probe {number} ran", ReasonCode.RETURNED)
     return why is None
 
 
@@ -141,7 +143,7 @@ def set_aside(store: MeasurementStore, name: str, cause: DeviceError) -> None:
         UserError: a person retired it meanwhile; it stays so.
     """
     try:
-        runs.move(store, name, DeviceState.QUARANTINED, cause.message)
+        runs.move(store, name, DeviceState.QUARANTINED, cause.message, ReasonCode.LOST)
     except UserError as exc:
         raise exc from cause
 

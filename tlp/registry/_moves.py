@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from storage import Actor, ModelEvent, canonical_json
+from storage import Actor, ModelEvent, ReasonCode, canonical_json
 from tlp.core.errors import InvalidInputError, NotFoundError, RegistryError
 from tlp.core.faults import reached
 from tlp.registry import _history
@@ -153,7 +153,14 @@ class Mover:
                 continue
             own = self._own_move(model, alias, now, events, registered.tags)
             event = own or ModelEvent(
-                datetime.now(UTC), model, alias, _text(last), _text(now), Actor.PERSON, "moved in MLflow"
+                datetime.now(UTC),
+                model,
+                alias,
+                _text(last),
+                _text(now),
+                Actor.PERSON,
+                "moved in MLflow",
+                ReasonCode.MOVED_IN_MLFLOW,
             )
             if own is None:
                 self._apply_judgement(model, alias, last, now)

@@ -23,6 +23,7 @@ from storage import (
     Measurement,
     MeasurementState,
     Network,
+    ReasonCode,
     TuningResult,
     Workload,
 )
@@ -138,6 +139,7 @@ class TuningSession:
         self._on_progress = on_progress
         self._overlap = overlap
         self._until_flat = until_flat
+        self.ended = ReasonCode.DONE
         self._curve: list[float] = []  # estimated latency of the network after each round, once there is one
         self._ahead = Ahead()
         self._searches: OrderedDict[str, Search] = OrderedDict()
@@ -158,7 +160,7 @@ class TuningSession:
                 task.rounds += 1
 
     def run(self) -> str:
-        """Rounds until the budget is used; returns "done" or why it ended before.
+        """Rounds until the budget is used; returns "done" or why it ended before, with its code in `ended`.
 
         Raises:
             AllFailedError: every program of the last rounds failed.
@@ -168,9 +170,11 @@ class TuningSession:
             while self.trials < self._total:
                 index = self._scheduler.next()
                 if index is None:
+                    self.ended = ReasonCode.EXHAUSTED
                     return f"no more programs to measure after {self.trials} of {self._total} trials"
                 self._round(index)
                 if self._until_flat and (gain := self._flat()) is not None:
+                    self.ended = ReasonCode.FLAT
                     return (
                         f"flat: {gain:.2%} faster in the last {self._settings.tune_flat_rounds} rounds, after "
                         f"{self.trials} of {self._total} trials"

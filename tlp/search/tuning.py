@@ -132,6 +132,7 @@ def tune(
             session = _session(fleet, params, found, machine, run.run_id, point, model, runner, watch, on_progress)
             try:
                 run.reason = session.run()
+                run.code = session.ended
                 run_ids = (run.run_id, *(point.run_ids if point else ()))
                 again = remeasure(fleet, machine, run_ids, session.tasks, runner, watch)
                 _take_best(fleet.store, device, session.tasks)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import tenacity
 
-from storage import DeviceState, MeasurementStore
+from storage import DeviceState, MeasurementStore, ReasonCode
 from tlp.core.errors import (
     BusyError,
     InvalidInputError,
@@ -338,4 +338,4 @@ def mark_serving(store: MeasurementStore, devices: Iterable[str], reason: str) -
     """
     for name in devices:
         if store.get_device(name).state not in (*runs.OUT_OF_WORK, DeviceState.SERVING):
-            store.set_device_state(name, DeviceState.SERVING, reason)
+            store.set_device_state(name, DeviceState.SERVING, reason, code=ReasonCode.PROMOTED)

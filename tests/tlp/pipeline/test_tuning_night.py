@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from storage import Actor, DeviceState, MeasurementStore, RunKind, RunState
+from storage import Actor, DeviceState, MeasurementStore, ReasonCode, RunKind, RunState
 from tests.fleets import fleet_of
 from tests.tlp.pipeline import night_fleet
 from tlp.core import processes as _process
@@ -36,6 +36,7 @@ def ran(night_store: MeasurementStore) -> Any:
         reason: str = "done",
         state: RunState | None = RunState.DONE,
         network: str = "two",
+        code: ReasonCode | None = None,
         **params: Any,
     ) -> str:
         given = {"network": network, "model": "champion", "trials": GOAL, "resumed_from": None, **params}
@@ -43,7 +44,7 @@ def ran(night_store: MeasurementStore) -> Any:
         run = night_store.start_run(RunKind.TUNE, device=night_fleet.DEVICE, params=given, owner=owner)
         if state is not None:
             result = {} if version is None else {"trials": trials, "model_version": version}
-            night_store.finish_run(run, state, reason, result)
+            night_store.finish_run(run, state, reason, result, code=code)
         return run
 
     return add
@@ -75,11 +76,14 @@ def test_too_few_programs(look: Any, ran: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "reason",
-    ["flat: 0.00% faster in the last 24 rounds, after 9 of 16 trials", "no more programs to measure after 9 of 16"],
+    ("code", "reason"),
+    [
+        (ReasonCode.FLAT, "flat: 0.00% faster in the last 24 rounds, after 9 of 16 trials"),
+        (ReasonCode.EXHAUSTED, "no more programs to measure after 9 of 16"),
+    ],
 )
-def test_too_few_programs_and_no_use_in_more(look: Any, ran: Any, reason: str) -> None:
-    ran(trials=9, reason=reason)
+def test_too_few_programs_and_no_use_in_more(look: Any, ran: Any, code: ReasonCode, reason: str) -> None:
+    ran(trials=9, reason=reason, code=code)
     pair = of(look())
     assert not pair.due and pair.reason == (
         f"two on cpu: 9 of {GOAL} programs with version 1, and its last run ended: {reason}"
@@ -87,7 +91,7 @@ def test_too_few_programs_and_no_use_in_more(look: Any, ran: Any, reason: str) -
 
 
 def test_another_champion(look: Any, ran: Any, night_registry: Registry) -> None:
-    ran(reason="flat: it was")
+    ran(reason="flat: it was", code=ReasonCode.FLAT)
     night_registry.promote(night_fleet.FAMILY, 2, reason="better")
     pair = of(look())
     assert pair.due and pair.need == GOAL

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage import MemoryStore
+from storage import MemoryStore, ReasonCode
 from tests.fleets import fleet_of
 from tlp.core.settings import Settings
 from tlp.measure.fake import FakeRunner
-from tlp.pipeline.night._due import EXHAUSTED, FLAT
 from tlp.search.providers import FixedScorerProvider
 from tlp.search.report import TuningReport
 from tlp.search.tuning import tune
@@ -33,10 +32,10 @@ def start(store: MemoryStore, small: Settings) -> Callable[..., TuningReport]:
     return begin
 
 
-def test_a_flat_run_ends_early_and_says_so(start: Callable[..., TuningReport]) -> None:
+def test_a_flat_run_ends_early_and_says_so(store: MemoryStore, start: Callable[..., TuningReport]) -> None:
     report = start(lambda _programs: 1.0)
     assert report.reason == f"flat: 0.00% faster in the last 3 rounds, after {report.trials} of 48 trials"
-    assert report.reason.startswith(FLAT) and report.estimated_latency_s == pytest.approx(6e-3)
+    assert store.get_run(report.run_id).code is ReasonCode.FLAT and report.estimated_latency_s == pytest.approx(6e-3)
     # One round for each of the three tasks, of 4, 4 and 1 programs, then three that gained nothing. The third task has
     # nothing more to measure meanwhile, which must not look like a gain.
     assert report.trials == 9 + 4 * FLAT_ROUNDS
@@ -57,9 +56,10 @@ def test_a_slow_gain_is_flat(start: Callable[..., TuningReport]) -> None:
 
 
 def test_a_run_that_has_nothing_left_says_so(start: Callable[..., TuningReport], store: MemoryStore) -> None:
-    """The night reads it from the reason."""
+    """The night reads it from the code."""
     from dataclasses import replace
 
     net = store.get_network("net")
     store.add_network(replace(net, name="tiny", tasks=net.tasks[2:]), [])
-    assert start(lambda _programs: 1.0, network="tiny").reason.startswith(EXHAUSTED)
+    report = start(lambda _programs: 1.0, network="tiny")
+    assert store.get_run(report.run_id).code is ReasonCode.EXHAUSTED

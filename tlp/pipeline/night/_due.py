@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
-from storage import Device, DeviceState, MeasurementStore, Network, Run, RunKind, RunState
+from storage import Device, DeviceState, MeasurementStore, Network, ReasonCode, Run, RunKind, RunState
 from tlp.core.errors import RegistryError, RegistryUnavailableError, TlpError, UserError
 from tlp.core.fleet import Fleet
 from tlp.fleet import runs
@@ -30,8 +30,7 @@ from tlp.measure.endpoint import endpoint_of
 from tlp.registry import CHAMPION, ResolvedModel
 from tlp.search.tuning import find_resumable
 
-FLAT: Final = "flat"  # how the reason of a run begins that ended because the network got no faster
-EXHAUSTED: Final = "no more programs"  # and of one that had nothing left to measure
+_USED_UP: Final = (ReasonCode.FLAT, ReasonCode.EXHAUSTED)  # another run with the same champion gains nothing
 _DATASET: Final = "dataset"
 _INTERRUPTED: Final = (RunState.INTERRUPTED, RunState.CRASHED)
 
@@ -255,11 +254,11 @@ def _decide(fleet: Fleet, network: Network, device: str, tuned: Sequence[Run], c
         trials += _trials(fleet.store, run)
     numbers["trials"] = trials
     so_far = f"{trials} of {goal} programs with version {champion}"
-    if last.reason.startswith((FLAT, EXHAUSTED)):
+    if last.code in _USED_UP:
         return pair(False, f"{so_far}, and its last run ended: {last.reason}")
     if trials >= goal:
         return pair(False, so_far)
-    ended = "" if last.reason == "done" else f", its last run ended: {last.reason}"
+    ended = "" if last.code is ReasonCode.DONE else f", its last run ended: {last.reason}"
     return pair(True, f"{so_far}{ended}", goal - trials)
 
 
