@@ -21,7 +21,7 @@ GONE = {**_process.identity(), "pid": 1 << 22}  # larger than any pid there is
 @pytest.fixture
 def look(night_store: MeasurementStore, night_settings: Settings, night_registry: Registry) -> Any:
     def decided(**more: Any) -> Decided:
-        return decide(fleet_of(night_settings, night_store), night_registry, **more)
+        return decide(fleet_of(night_settings, night_store, night_registry), **more)
 
     return decided
 
@@ -204,7 +204,7 @@ def test_a_quarantined_device_is_probed_before_the_night(
     night_store.set_device_state("cpu", DeviceState.QUARANTINED, "does not answer")
     assert "the next probe is due in" in look(probe=True).left_out["device cpu"]
     at_once = night_settings.model_copy(update={"probe_first_s": 1e-6})
-    assert len(decide(night_store, at_once, night_registry, probe=True).pairs) == 2
+    assert len(decide(fleet_of(at_once, night_store, night_registry), probe=True).pairs) == 2
     assert night_store.get_device("cpu").state is DeviceState.SERVING
 
 
