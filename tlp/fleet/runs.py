@@ -136,7 +136,9 @@ def require_not_retired(store: MeasurementStore, name: str) -> None:
         )
 
 
-def move(store: MeasurementStore, name: str, state: DeviceState, reason: str, code: ReasonCode) -> None:
+def move(
+    store: MeasurementStore, name: str, state: DeviceState, reason: str, code: ReasonCode = ReasonCode.OTHER
+) -> None:
     """Set a device's state for work that is under way.
 
     Raises:
