@@ -24,7 +24,7 @@ from tlp.cli import (
     train,
     tune,
 )
-from tlp.cli._output import JsonOption, state
+from tlp.cli._output import LOGGERS, JsonOption, VerboseOption, state
 from tlp.pipeline import guests as guests  # their kinds, searches and baselines stand in the help
 
 
@@ -54,17 +54,17 @@ def _print_version(wanted: bool) -> None:
 
 def _root(
     json_output: JsonOption = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what is done on stderr.")] = False,
+    verbose: VerboseOption = False,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
     del version  # printed by its callback
-    state.json = json_output
-    state.verbose = verbose
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    for name in ("tlp", "storage", "flows"):  # not the root logger: prefect takes its handlers away
+    for name in LOGGERS:  # not the root logger: prefect takes its handlers away
         logger = logging.getLogger(name)
         logger.handlers = [handler]
-        logger.setLevel(logging.INFO if verbose else logging.WARNING)
+        logger.setLevel(logging.WARNING)
+    state.json = state.verbose = False
+    state.add(json=json_output, verbose=verbose)

@@ -6,6 +6,7 @@ import functools
 import inspect
 import io
 import json
+import logging
 import math
 import os
 import sys
@@ -26,7 +27,13 @@ if TYPE_CHECKING:
 PIPE_CLOSED = 141
 """128 + SIGPIPE, what a shell reports for a program whose reader went away."""
 
+WIDTH = 100
+"""Columns of an answer that goes to a file or a pipe; on a terminal it is as wide as that is."""
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the answer as JSON, and nothing else, on stdout.")]
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Reasons in full, with their figures; log what is done on stderr.")
+]
 
 
 @dataclass(frozen=True)
@@ -46,12 +53,20 @@ class Output:
 
 @dataclass
 class _State:
-    """Options given before the last command word (`tlp --json status`, `tlp device --json list`)."""
+    """The options that every command takes, wherever they stand (`tlp --json status`, `tlp device list --json`)."""
 
     json: bool = False
     verbose: bool = False
 
+    def add(self, *, json: bool, verbose: bool) -> None:
+        """Take up the options given at one word of the command line."""
+        self.json |= json
+        self.verbose |= verbose
+        for name in LOGGERS if self.verbose else ():
+            logging.getLogger(name).setLevel(logging.INFO)
 
+
+LOGGERS = ("tlp", "storage", "flows")
 state = _State()
 
 
@@ -79,10 +94,10 @@ def jsonable(value: Any) -> Any:
 
 
 def console(stream: TextIO) -> Console:
-    """A rich console on that stream; 120 columns when it is not a terminal, so that tables are never cut to 80."""
+    """A rich console on that stream."""
     from rich.console import Console
 
-    return Console(file=stream, width=None if stream.isatty() else 120, soft_wrap=False, highlight=False)
+    return Console(file=stream, width=None if stream.isatty() else WIDTH, soft_wrap=False, highlight=False)
 
 
 def emit(output: Output, *, as_json: bool, stream: TextIO) -> None:
@@ -128,27 +143,31 @@ def answers_only() -> Iterator[TextIO]:
 
 
 def command(app: typer.Typer, name: str, *, example: str) -> Callable[[Callable[..., Output]], Callable[..., None]]:
-    """Register a function that returns an `Output` as a command with `--json` and an example in its help."""
+    """Register a function that returns an `Output`: with `--json`, `--verbose` and an example in its help."""
 
     def register(function: Callable[..., Output]) -> Callable[..., None]:
         hints = typing.get_type_hints(function, include_extras=True)
         parameters = [p.replace(annotation=hints[p.name]) for p in inspect.signature(function).parameters.values()]
-        flag = inspect.Parameter("json_output", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=JsonOption)
+        parameters += [
+            inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
+            for option, annotation in (("json_output", JsonOption), ("verbose", VerboseOption))
+        ]
 
         @functools.wraps(function)
-        def run(*args: Any, json_output: bool = False, **kwargs: Any) -> None:
+        def run(*args: Any, json_output: bool = False, verbose: bool = False, **kwargs: Any) -> None:
+            state.add(json=json_output, verbose=verbose)
             with answers_only() as stream:
                 output = function(*args, **kwargs)
                 try:
-                    emit(output, as_json=json_output or state.json, stream=stream)
+                    emit(output, as_json=state.json, stream=stream)
                 except BrokenPipeError:  # `tlp … | head`: the reader has what it wanted
                     raise typer.Exit(PIPE_CLOSED) from None
             if output.exit_code:
                 raise typer.Exit(output.exit_code)
 
         del run.__wrapped__  # typer would read the inner signature
-        run.__signature__ = inspect.Signature([*parameters, flag])  # type: ignore[attr-defined]
-        run.__annotations__ = {p.name: p.annotation for p in [*parameters, flag]}
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
         paragraphs = [" ".join(text.split()) for text in (inspect.getdoc(function) or "").split("\n\n")]
         app.command(name, help="\n\n".join(paragraphs), short_help=paragraphs[0], epilog=f"Example: {example}")(run)
         return run
@@ -157,11 +176,11 @@ def command(app: typer.Typer, name: str, *, example: str) -> Callable[[Callable[
 
 
 def group(name: str, help_text: str, *, example: str) -> typer.Typer:
-    """A command group that takes `--json` before its subcommand too."""
+    """A command group that takes `--json` and `--verbose` before its subcommand too."""
     app = typer.Typer(name=name, help=help_text, epilog=f"Example: {example}", rich_markup_mode="rich")
 
-    def remember(json_output: JsonOption = False) -> None:
-        state.json = state.json or json_output
+    def remember(json_output: JsonOption = False, verbose: VerboseOption = False) -> None:
+        state.add(json=json_output, verbose=verbose)
 
     app.callback()(remember)
     return app

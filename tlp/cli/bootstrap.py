@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tlp.cli._context import launch
-from tlp.cli._output import Output, command
+from tlp.cli._output import Output, command, state
 
 AUTO = "auto"
 
@@ -55,7 +55,7 @@ def bootstrap(
 
     Killed at any moment and started again, it goes on where it was.
     """
-    from tlp.report import tables
+    from tlp.report import work
 
     until_flat = min_samples == AUTO
     report = launch(
@@ -67,4 +67,4 @@ def bootstrap(
         networks=network or None,
         until_flat=until_flat,
     )
-    return Output(report, lambda: tables.bootstrap_report(report))
+    return Output(report, lambda: work.bootstrap_report(report, verbose=state.verbose))

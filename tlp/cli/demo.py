@@ -18,8 +18,8 @@ def demo() -> Output:
 
     Takes some ten minutes on two cores and no network. Everything lands in TLP_HOME; running it again goes on there.
     """
-    from tlp.report import tables
+    from tlp.report import work
 
     open_all()
     report = reach("demo").start()
-    return Output(report, lambda: tables.demo_report(report))
+    return Output(report, lambda: work.demo_report(report))

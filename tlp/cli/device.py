@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from tlp.cli._context import open_all
-from tlp.cli._output import Output, command, group
+from tlp.cli._output import Output, command, group, state
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Device name.")]
 
@@ -60,7 +60,7 @@ def enroll(
     from tlp.core.errors import UserError
     from tlp.measure import enroll as logic
     from tlp.measure import enroll_rpc
-    from tlp.report import tables
+    from tlp.report import fleet as tables
 
     if (tracker is None) != (key is None) or (cc is not None and tracker is None):
         raise UserError(
@@ -81,12 +81,12 @@ def enroll(
     else:
         device = logic.enroll(fleet, name, target=target, min_samples=min_samples)
     detail = _detail(device.name)
-    return Output(detail, lambda: [tables.device_detail(detail), f"next: tlp measure {name} --samples 100"])
+    return Output(detail, lambda: [*tables.device_detail(detail), f"next: tlp measure {name} --samples 100"])
 
 
 def list_devices() -> Output:
     """List the devices with their states and quotas."""
-    from tlp.report import tables
+    from tlp.report import fleet as tables
     from tlp.services import status
 
     rows = status.collect(open_all())["devices"]
@@ -95,10 +95,10 @@ def list_devices() -> Output:
 
 def show(name: Name) -> Output:
     """Show one device: state, quota, target, facts and history."""
-    from tlp.report import tables
+    from tlp.report import fleet as tables
 
     detail = _detail(name)
-    return Output(detail, lambda: tables.device_detail(detail))
+    return Output(detail, lambda: tables.device_detail(detail, verbose=state.verbose))
 
 
 def retire(

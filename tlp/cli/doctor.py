@@ -17,7 +17,7 @@ def doctor() -> Output:
 
     Exit code 1 if any check fails.
     """
-    from tlp.report import tables
+    from tlp.report import fleet as tables
     from tlp.services import doctor as logic
 
     checks = logic.run_checks()

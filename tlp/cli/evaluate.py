@@ -33,7 +33,7 @@ def evaluate(
 ) -> Output:
     """Top-1 and top-5 of a model version on the held-out networks, per device, beside baselines."""
     from tlp.pipeline.evaluate import default_plot, evaluate_version
-    from tlp.report import tables
+    from tlp.report import models
 
     fleet = open_all()
     names = [name.strip() for name in baseline.split(",") if name.strip()]
@@ -44,4 +44,4 @@ def evaluate(
         family=family,
         plot=plot or default_plot(fleet.settings, model),
     )
-    return Output(report, lambda: tables.evaluation(report))
+    return Output(report, lambda: models.evaluation(report))

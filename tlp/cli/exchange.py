@@ -42,11 +42,11 @@ def import_metaschedule(
 ) -> Output:
     """Import a MetaSchedule JSON database as measurements of a device."""
     from tlp.exchange import transfer as exchange
-    from tlp.report import tables
+    from tlp.report import work
 
     fleet = open_all()
     report = exchange.import_metaschedule(fleet, path, device=device, target=target)
-    return Output(report, lambda: tables.import_report(report))
+    return Output(report, lambda: work.import_report(report))
 
 
 def import_ansor(
@@ -60,11 +60,11 @@ def import_ansor(
 ) -> Output:
     """Import auto_scheduler (Ansor, TenSet) logs as measurements of a device."""
     from tlp.exchange import transfer as exchange
-    from tlp.report import tables
+    from tlp.report import work
 
     fleet = open_all()
     report = exchange.import_ansor(fleet, path, device=device, target=target)
-    return Output(report, lambda: tables.import_report(report))
+    return Output(report, lambda: work.import_report(report))
 
 
 def import_parquet(
@@ -72,21 +72,21 @@ def import_parquet(
 ) -> Output:
     """Import everything that `tlp export parquet` wrote; what is here already is left alone."""
     from tlp.exchange import transfer as exchange
-    from tlp.report import tables
+    from tlp.report import work
 
     fleet = open_all()
     report = exchange.import_folder(fleet.store, path)
-    return Output(report, lambda: tables.import_report(report))
+    return Output(report, lambda: work.import_report(report))
 
 
 def import_landing() -> Output:
     """Take in the batches that wait in TLP_HOME/landing; every flow does so when it starts."""
     from tlp.exchange import landing
-    from tlp.report import tables
+    from tlp.report import work
 
     fleet = open_all()
     report = landing.to_json(landing.take_in(fleet))
-    return Output(report, lambda: tables.landing_report(report))
+    return Output(report, lambda: work.landing_report(report))
 
 
 def export_metaschedule(

@@ -24,7 +24,7 @@ def measure(
     ] = None,
 ) -> Output:
     """Measure new programs on a device until so many more are OK; every batch is stored at once."""
-    from tlp.report import tables
+    from tlp.report import work
 
     report = launch("measure", device=device, samples=samples, sampler=sampler, networks=network or None)
-    return Output(report, lambda: tables.measure_report(report))
+    return Output(report, lambda: work.measure_report(report))

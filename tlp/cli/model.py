@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from tlp.cli._context import open_all
-from tlp.cli._output import Output, command, group
+from tlp.cli._output import Output, command, group, state
 from tlp.core.fleet import Fleet
 from tlp.core.progress import say
 
@@ -31,11 +31,11 @@ def app() -> typer.Typer:
 
 def list_versions(family: Family = None) -> Output:
     """List the versions of the registered models, newest first, with their aliases."""
-    from tlp.report import tables
+    from tlp.report import models
 
     fleet = open_all()
     rows = [_row(version) for version in fleet.registry.list_versions(family)]
-    return Output(rows, lambda: tables.model_versions(rows))
+    return Output(rows, lambda: models.versions(rows))
 
 
 def show(
@@ -43,13 +43,13 @@ def show(
     family: Family = None,
 ) -> Output:
     """Show one version: what it was trained on, its scores, the verdict of the gate."""
-    from tlp.report import tables
+    from tlp.report import models
 
     fleet = open_all()
     chosen = _family(fleet, family)
     found = fleet.registry.show(chosen, fleet.registry.resolve(chosen, ref=version).version)
     row = _row(found) | {"tags": dict(found.tags), "metrics": dict(found.metrics), "rejected": found.rejected}
-    return Output(row, lambda: tables.model_detail(row))
+    return Output(row, lambda: models.version_detail(row))
 
 
 def promote(
@@ -101,12 +101,12 @@ def rollback(
 
 def history(family: Family = None) -> Output:
     """Every move of an alias, ours or a person's, oldest first."""
-    from tlp.report import tables
+    from tlp.report import models
 
     fleet = open_all()
     fleet.registry.reconcile()
     rows = [_event(event) for event in fleet.registry.history(family)]
-    return Output(rows, lambda: tables.model_history(rows))
+    return Output(rows, lambda: models.history(rows, verbose=state.verbose))
 
 
 def _number(version: str) -> str:
@@ -170,9 +170,9 @@ def _event(event: Any) -> dict[str, Any]:
 
 
 def _moved(event: Any, unchanged: str) -> Output:
-    from tlp.report import tables
+    from tlp.report import models
 
     if event is None:
         return Output([], lambda: unchanged)
     row = _event(event)
-    return Output([row], lambda: tables.model_history([row]))
+    return Output([row], lambda: models.history([row], verbose=True))

@@ -42,7 +42,7 @@ def add(
     """Add a network: it is imported, split into subgraphs, and these are stored as workloads."""
     from storage.names import validate_name
     from tlp.core.errors import AlreadyExistsError, InvalidInputError, NotFoundError
-    from tlp.report import tables
+    from tlp.report import work
 
     validate_name("network", name)
     given = {"builtin": builtin, "torch": torch, "onnx": str(onnx.absolute()) if onnx else None}
@@ -67,16 +67,16 @@ def add(
     )
     fleet.store.add_network(network, workloads)
     row = _row(network)
-    return Output(row, lambda: tables.networks([row]))
+    return Output(row, lambda: work.networks([row]))
 
 
 def list_networks() -> Output:
     """List the networks with their number of tasks, and whether they are held out."""
-    from tlp.report import tables
+    from tlp.report import work
 
     fleet = open_all()
     rows = [_row(network) for network in fleet.store.list_networks()]
-    return Output(rows, lambda: tables.networks(rows))
+    return Output(rows, lambda: work.networks(rows))
 
 
 def _row(network: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 def up() -> Output:
     """Start the MLflow server, the Prefect server and a worker on this machine; harmless if they run already."""
     from tlp import services
-    from tlp.report import tables
+    from tlp.report import fleet as tables
 
     fleet = open_all()
     view = services.up(fleet.settings, _say)
@@ -37,7 +37,7 @@ def down() -> Output:
 
 def deploy() -> Output:
     """Create or update the deployments and schedules of prefect.yaml on the server of `tlp up`."""
-    from tlp.report import tables
+    from tlp.report import fleet as tables
 
     fleet = open_all()
     report = reach("_deploy").deploy(fleet.settings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from tlp.cli._context import open_all
-from tlp.cli._output import Output, command
+from tlp.cli._output import Output, command, state
 
 
 def register(app: typer.Typer) -> None:
@@ -15,8 +15,8 @@ def register(app: typer.Typer) -> None:
 
 def status() -> Output:
     """Show the fleet, quotas, models and runs, and why anything is late."""
-    from tlp.report import tables
+    from tlp.report import fleet as tables
     from tlp.services import status as logic
 
     data = logic.collect(open_all())
-    return Output(data, lambda: tables.status(data))
+    return Output(data, lambda: tables.status(data, verbose=state.verbose))

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tlp.cli._context import launch
-from tlp.cli._output import Output, command
+from tlp.cli._output import Output, command, state
 
 
 def register(app: typer.Typer) -> None:
@@ -37,7 +37,7 @@ def train(
     Felix is trained from scratch, all devices of a family that have their samples together; the features of its
     programs are extracted first, 9 ms each, once.
     """
-    from tlp.report import decisions, tables
+    from tlp.report import models
 
     report = launch(
         "retrain",
@@ -48,4 +48,6 @@ def train(
         strategy=strategy,
         model=model,
     )
-    return Output(report, lambda: decisions.dry_run(report) if dry_run else tables.train_report(report))
+    if dry_run:
+        return Output(report, lambda: models.train_dry_run(report))
+    return Output(report, lambda: models.train_report(report, verbose=state.verbose))

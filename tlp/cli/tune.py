@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tlp.cli._context import launch, open_all
-from tlp.cli._output import Output, command
+from tlp.cli._output import Output, command, state
 
 Network = Annotated[str, typer.Argument(metavar="NETWORK", help="Network, as added with `tlp network add`.")]
 DeviceOption = Annotated[
@@ -61,7 +61,9 @@ def tune(
         from tlp.report import night
 
         found = launch("tune_all", device=device, trials=trials, dry_run=dry_run)
-        return Output(found, lambda: night.outcome(found) if found["tuned"] else night.dry_run(found))
+        return Output(
+            found, lambda: night.outcome(found, verbose=state.verbose) if found["tuned"] else night.dry_run(found)
+        )
     if dry_run:
         raise typer.BadParameter("--dry-run goes with --due")
     if network is None or device is None:
@@ -88,9 +90,9 @@ def best(
     """
     from tlp import deploy
     from tlp.core.progress import say
-    from tlp.report import tables
+    from tlp.report import work
 
     fleet = open_all()
     fleet.store.get_device(device)
     report = deploy.best(fleet, network=network, device=device, out=out, on_progress=say).to_json()
-    return Output(report, lambda: tables.best_report(report))
+    return Output(report, lambda: work.best_report(report))

@@ -8,34 +8,34 @@ from typing import Any, Final
 
 from rich.console import RenderableType
 
-from tlp.report.tables import Row, duration, latency, make
+from tlp.report.tables import Columns, Row, duration, latency, share, table
 from tlp.training.judge.plots import panels
 
-_COLUMNS: Final = (
-    "network",
-    "device",
-    "trials",
-    "before",
-    "after",
-    "gain",
-    "versions",
-    "ended",
-    "duration",
-)
-_NAMES: Final = 4  # so many are named of those that are left out for one reason; --json has all
-_PLURAL: Final = {"it came ": "they came ", "it is ": "they are ", "it has ": "they have "}
+_COLUMNS: Final = ("network", "device", "trials", "before", "after", "gain", "versions", "ended", "duration")
+_PLANNED: Final[Columns] = {
+    "network": "network",
+    "device": "device",
+    "decision": lambda pair: ("resume" if pair["resume"] else "tune") if pair["due"] else "wait",
+    "trials": lambda pair: pair["numbers"].get("trials"),
+    "of": lambda pair: pair["numbers"].get("tune_trials"),
+    "last version": lambda pair: pair["numbers"].get("version"),
+    "champion": lambda pair: pair["numbers"].get("champion"),
+    "lacking": "need",
+    "tonight": "share",
+}
+_NAMES_SHOWN: Final = 4  # of those that are left out for one reason; --json has all
 
 
 def rows(report: Row) -> list[dict[str, Any]]:
     """One row per pair that had its turn or waits: Prefect's artifact and the terminal's table."""
-    found = [
+    tuned = [
         {
             "network": row["network"],
             "device": row["device"],
             "trials": row["trials"],
             "before": latency(row["before_s"]),
             "after": latency(row["after_s"]),
-            "gain": _gain(row),
+            "gain": _gain(row["before_s"], row["after_s"]),
             "versions": ", ".join(f"{v['version']} @ {v['after_trials']}" for v in row["versions"]) or "-",
             "ended": row["reason"] if row["ended"] == "tuned" else f"{row['ended']}: {row['reason']}",
             "duration": duration(row["seconds"]),
@@ -43,32 +43,29 @@ def rows(report: Row) -> list[dict[str, Any]]:
         for row in report["tuned"]
     ]
     blank = dict.fromkeys(_COLUMNS, "-") | {"trials": 0}
-    found += [
+    return tuned + [
         blank | {"network": row["network"], "device": row["device"], "ended": f"waits: {row['reason']}"}
         for row in report["waiting"]
     ]
-    return found
 
 
-def _gain(row: Row) -> str:
-    before, after = row["before_s"], row["after_s"]
-    return "-" if before is None or after is None else f"{1.0 - after / before:.1%}"
+def _gain(before_s: float | None, after_s: float | None) -> str:
+    return "-" if before_s is None or after_s is None else share(1.0 - after_s / before_s)
 
 
 def columns(report: Row) -> dict[str, list[Any]]:
     """Column → values of `rows`."""
-    found = rows(report)
-    return {name: [row[name] for row in found] for name in _COLUMNS} if found else {}
+    lines = rows(report)
+    return {name: [line[name] for line in lines] for name in _COLUMNS} if lines else {}
 
 
 def page(report: Row) -> str:
     """Markdown: what became of the night and of each pair."""
     blocks = [f"**{report['reason']}** in {duration(report['seconds'])}"]
     blocks += [f"> {_flat(text)}" for text in report["warnings"]]
-    if found := rows(report):
-        lines = [" | ".join(_flat(row[name]) for name in _COLUMNS) for row in found]
-        head = " | ".join(_COLUMNS)
-        blocks.append("\n".join(f"| {line} |" for line in (head, " | ".join("---" for _ in _COLUMNS), *lines)))
+    if lines := rows(report):
+        cells = [_COLUMNS, ["---"] * len(_COLUMNS), *([_flat(line[name]) for name in _COLUMNS] for line in lines)]
+        blocks.append("\n".join(f"| {' | '.join(line)} |" for line in cells))
     return "\n\n".join(blocks)
 
 
@@ -86,58 +83,45 @@ def left_out(reasons: Mapping[str, str]) -> list[str]:
     for key, why in reasons.items():
         kind, _, name = key.partition(" ")
         groups.setdefault((kind, why), []).append(name)
-    return [_group(kind, names, why) for (kind, why), names in groups.items()]
+    return [f"{_named(kind, names)}: {why}" for (kind, why), names in groups.items()]
 
 
-def _group(kind: str, names: Sequence[str], why: str) -> str:
+def _named(kind: str, names: Sequence[str]) -> str:
     if len(names) == 1:
-        return f"{kind} {names[0]}: {why}"
-    shown = ", ".join(names[:_NAMES]) + (f" and {len(names) - _NAMES} more" if len(names) > _NAMES else "")
-    for one, several in _PLURAL.items():
-        if why.startswith(one):
-            why = several + why.removeprefix(one)
-    return f"{len(names)} {kind}s ({shown}): {why}"
+        return f"{kind} {names[0]}"
+    more = len(names) - _NAMES_SHOWN
+    return f"{len(names)} {kind}s ({', '.join(names[:_NAMES_SHOWN])}{f' and {more} more' if more > 0 else ''})"
 
 
 def dry_run(report: Row) -> list[RenderableType]:
     """What `tlp tune --due --dry-run` shows: every pair with its arithmetic, and what is left out."""
-    cells = [
-        (
-            pair["network"],
-            pair["device"],
-            ("resume" if pair["resume"] else "tune") if pair["due"] else "wait",
-            pair["numbers"].get("trials"),
-            pair["numbers"].get("tune_trials"),
-            pair["numbers"].get("version"),
-            pair["numbers"].get("champion"),
-            pair["need"],
-            pair["share"],
-        )
-        for pair in report["pairs"]
-    ]
-    titles = ("network", "device", "decision", "trials", "of", "last version", "champion", "lacking", "tonight")
     spent = f", {report['spent_before']} of them spent" if report["spent_before"] else ""
     budget = f"budget: {report['budget']} programs{spent}"
-    parts: list[RenderableType] = [make(budget, titles, cells) if cells else budget]
-    parts += [pair["reason"] for pair in report["pairs"]]
-    parts += [f"left out: {line}" for line in left_out(report["left_out"])]
-    return [*parts, *(f"! {text}" for text in report["warnings"]), _verdict(report)]
+    return [
+        table(budget, report["pairs"], _PLANNED) if report["pairs"] else budget,
+        *(pair["reason"] for pair in report["pairs"]),
+        *(f"left out: {line}" for line in left_out(report["left_out"])),
+        *(f"! {text}" for text in report["warnings"]),
+        _verdict(report),
+    ]
 
 
 def _verdict(report: Row) -> str:
-    """The last line: without the reasons where they stand above already."""
-    reason, due = str(report["reason"]), sum(pair["due"] for pair in report["pairs"])
-    if reason.startswith("would tune: "):
+    """The last line, without the reasons that stand above it."""
+    due = sum(pair["due"] for pair in report["pairs"])
+    if report["waiting"]:  # a night of which no pair had its turn
+        return str(report["reason"])
+    if due:
         return f"would tune {due} of {len(report['pairs'])} pairs of network and device"
-    if reason.startswith("nothing to do: ") and (report["pairs"] or report["left_out"]):
-        return "nothing to do"
-    return reason
+    return "nothing to do" if report["pairs"] or report["left_out"] else str(report["reason"])
 
 
-def outcome(report: Row) -> list[RenderableType]:
-    """The answer of `tlp tune --due`."""
-    cells = [tuple(row[name] for name in _COLUMNS) for row in rows(report)]
-    parts: list[RenderableType] = [make("pairs", _COLUMNS, cells)] if cells else []
+def outcome(report: Row, *, verbose: bool = False) -> list[RenderableType]:
+    """The answer of `tlp tune --due`; how each pair ended in full if `verbose`."""
+    lines = rows(report)
+    parts: list[RenderableType] = []
+    if lines:
+        parts.append(table("pairs", lines, {name: name for name in _COLUMNS}, short=() if verbose else ("ended",)))
     parts += [f"! {text}" for text in report["warnings"]]
     parts += [f"! {row['network']} on {row['device']}: {text}" for row in report["tuned"] for text in row["warnings"]]
     return [*parts, report["reason"]]

@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 
 from tlp.core.progress import bar, track
-from tlp.report.tables import duration, latency, make
+from tlp.report.tables import Columns, Row, duration, latency, share, table
+from tlp.search.report import TuningProgress
 
-if TYPE_CHECKING:
-    from tlp.search.report import TuningProgress
-
-Row = Mapping[str, Any]
 # TVM's MetaSchedule prints all but the last three.
-COLUMNS = ("task", "FLOP", "weight", "GFLOP/s", "latency", "weighted", "trials", "failed", "best at", "elapsed")
+COLUMNS: Columns = {
+    "task": "task",
+    "FLOP": lambda row: f"{row['flop'] / 1e6:,.1f} M" if row["flop"] else "-",
+    "weight": "weight",
+    "GFLOP/s": lambda row: _speed(row["flop"], row["best_latency_s"]),
+    "latency": lambda row: latency(row["best_latency_s"]),
+    "weighted": lambda row: latency(row["best_latency_s"] and row["weight"] * row["best_latency_s"]),
+    "trials": "trials",
+    "failed": "failed",
+    "best at": "best_at",
+    "elapsed": lambda row: duration(row["elapsed_s"]),
+}
+_AGAIN: Columns = {
+    "task": "task",
+    "first": lambda row: latency(row["first_latency_s"]),
+    "again": lambda row: latency(row["again_latency_s"]),
+    "gap": lambda row: share(row["gap"], "+"),
+    "": lambda row: "! " + (row["error"] or "differs") if row["flagged"] else None,
+}
 
 
 def task_table(rows: Sequence[Row], *, title: str = "", current: int | None = None) -> Table:
@@ -29,26 +43,8 @@ def task_table(rows: Sequence[Row], *, title: str = "", current: int | None = No
         rows: `tasks` of `tlp tune --json`.
         current: index of the task at work.
     """
-    cells = [
-        (
-            f"{'> ' if index == current else ''}{row['task']}",
-            _flop(row["flop"]),
-            row["weight"],
-            _speed(row["flop"], row["best_latency_s"]),
-            latency(row["best_latency_s"]),
-            latency(None if row["best_latency_s"] is None else row["weight"] * row["best_latency_s"]),
-            row["trials"],
-            row["failed"],
-            row["best_at"],
-            duration(row["elapsed_s"]),
-        )
-        for index, row in enumerate(rows)
-    ]
-    return make(title, COLUMNS, cells)
-
-
-def _flop(flop: float) -> str:
-    return f"{flop / 1e6:,.1f} M" if flop else "-"
+    lines = [{**row, "task": f"{'> ' if index == current else ''}{row['task']}"} for index, row in enumerate(rows)]
+    return table(title, lines, COLUMNS)
 
 
 def _speed(flop: float, latency_s: float | None) -> str:
@@ -102,9 +98,8 @@ def tuning_report(report: Row) -> list[RenderableType]:
         left = ", ".join(f"{count}: {reason}" for reason, count in formulas["without"].items())
         left = f", the others left to evolutionary search ({left})" if left else ""
         notes.append(f"formulas for {formulas['cells']} kinds of programs{left}")
-        notes += [f"Felix's model: version {', then '.join(formulas['model_versions'])}"] * bool(
-            formulas["model_versions"]
-        )
+        if formulas["model_versions"]:
+            notes.append(f"Felix's model: version {', then '.join(formulas['model_versions'])}")
     return [
         task_table(report["tasks"], title=title),
         *remeasured(report.get("remeasured", ())),
@@ -126,16 +121,4 @@ def _estimate(report: Row) -> str:
 
 def remeasured(rows: Sequence[Row]) -> list[RenderableType]:
     """The best programs of a tuning run, measured again at its end."""
-    if not rows:
-        return []
-    cells = [
-        (
-            r["task"],
-            latency(r["first_latency_s"]),
-            latency(r["again_latency_s"]),
-            None if r["gap"] is None else f"{r['gap']:+.1%}",
-            "! " + (r["error"] or "differs") if r["flagged"] else None,
-        )
-        for r in rows
-    ]
-    return [make("best programs of the run, measured again", ("task", "first", "again", "gap", ""), cells)]
+    return [table("best programs of the run, measured again", rows, _AGAIN)] if rows else []

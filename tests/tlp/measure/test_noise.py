@@ -17,7 +17,7 @@ from tlp.core.home import open_home
 from tlp.core.settings import Settings
 from tlp.measure.noise import NEWEST_MEASUREMENTS, noise_floor
 from tlp.measure.worker import latency_of
-from tlp.report import tables
+from tlp.report import fleet as tables
 from tlp.services import status
 
 
@@ -75,6 +75,6 @@ def test_it_is_the_median_of_the_newest_and_tells_what_was_left_out(
     assert noise["canary_recent_dispersion"] == pytest.approx(1.4826 * 0.02)
     console = Console(width=300)
     with console.capture() as capture:
-        console.print(tables.device_detail(status.device_detail(fleet_of(settings, store), "cpu0")))
+        console.print(*tables.device_detail(status.device_detail(fleet_of(settings, store), "cpu0")))
     assert "repeats ±1.5% (median of the newest 199 measurements)" in capture.get()
     assert "canary ±3.0% at its reference, ±3.0% over 3 batches" in capture.get()

@@ -17,7 +17,7 @@ from tlp.core.home import open_home
 from tlp.core.settings import Settings
 from tlp.fleet import runs
 from tlp.pipeline import train as retraining
-from tlp.report import decisions
+from tlp.report import models
 
 OLD, NEW = "x86-64-v2", "x86-64-v3"
 HOLDS = """
@@ -79,7 +79,7 @@ def test_a_dry_run_is_a_table_with_the_arithmetic(fleet: MeasurementStore, quick
 
     console = Console(width=200, file=io.StringIO())
     plan = retraining.retrain(fleet, quick, dry_run=True)
-    for part in decisions.dry_run(plan):
+    for part in models.train_dry_run(plan):
         console.print(part)
         assert isinstance(part, str) or all(column.header for column in part.columns)
     text = console.file.getvalue()

@@ -173,9 +173,9 @@ def test_devices_and_networks_that_are_left_out(
     decided = look()
     assert {(pair.network, pair.device) for pair in decided.pairs} == {("held", "cpu"), ("one", "cpu"), ("two", "cpu")}
     assert {name: why.partition(":")[0] for name, why in decided.left_out.items()} == {
-        "network starter": "it came with the data set starter",
-        "device sold": "it is retired and gets no new work",
-        "device lost": "it is quarantined and gets no new work",
+        "network starter": "came with the data set starter",
+        "device sold": "retired, gets no new work",
+        "device lost": "quarantined, gets no new work",
         "device new": "it is enrolled, and version 1 has no head for it (tlp bootstrap new)",
         "device platform": "a platform of a data set",
         "device arm": "no version to tune with",

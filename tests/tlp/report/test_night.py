@@ -8,12 +8,19 @@ from rich.table import Table
 
 from tlp.report import night
 
-STARTER = "it came with the data set starter: there is nothing to compile"
+STARTER = "came with the data set starter: nothing to compile"
 
 
 def report(**more: Any) -> dict[str, Any]:
-    left_out = {f"network starter-{index}": STARTER for index in range(17)} | {"device new": "it is enrolled"}
-    empty: dict[str, Any] = {"pairs": [], "warnings": [], "budget": 640, "spent_before": 0, "left_out": left_out}
+    left_out = {f"network starter-{index}": STARTER for index in range(17)} | {"device new": "enrolled, never trained"}
+    empty: dict[str, Any] = {
+        "pairs": [],
+        "waiting": [],
+        "warnings": [],
+        "budget": 640,
+        "spent_before": 0,
+        "left_out": left_out,
+    }
     return empty | {"reason": "nothing to do: " + "; ".join(night.left_out(left_out))} | more
 
 
@@ -21,8 +28,8 @@ def test_what_is_left_out_for_one_reason_is_one_line() -> None:
     assert night.dry_run(report()) == [
         "budget: 640 programs",
         "left out: 17 networks (starter-0, starter-1, starter-2, starter-3 and 13 more): "
-        "they came with the data set starter: there is nothing to compile",
-        "left out: device new: it is enrolled",
+        "came with the data set starter: nothing to compile",
+        "left out: device new: enrolled, never trained",
         "nothing to do",
     ]
 
@@ -38,3 +45,6 @@ def test_reasons_of_pairs_are_not_repeated() -> None:
 def test_a_reason_that_stands_nowhere_else_is_kept() -> None:
     nothing = "nothing to do: there are no devices and no networks"
     assert night.dry_run(report(left_out={}, reason=nothing))[-1] == nothing
+    waits = {"network": "one", "device": "cpu", "reason": "the night has lasted 4 h"}
+    ended = "1 waiting of 1 due; 0 of 640 programs"
+    assert night.dry_run(report(waiting=[waits], reason=ended))[-1] == ended

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from tlp.report import tables
+from tlp.report import models, tables, work
 
 
 def shown(part: RenderableType) -> str:
@@ -35,7 +35,7 @@ def test_versions_say_how_the_gate_went_and_which_were_rejected() -> None:
         {**row, "version": "2", "gate": "failed", "rejected": False},
         {**row, "version": "1", "gate": "passed", "rejected": True},
     ]
-    lines = shown(tables.model_versions(rows)).splitlines()
+    lines = shown(models.versions(rows)).splitlines()
     assert any("failed" in line for line in lines)
     assert not any("rejected" in line and "failed" in line for line in lines)
     assert any("rejected" in line and "passed" in line for line in lines)  # how the gate went is still there
@@ -52,7 +52,7 @@ def test_an_import_says_what_it_left_out_and_what_cannot_be_built() -> None:
         "more_skipped": 10,
         "not_replayable": {"its module was written by TVM 0.17": 5},
     }
-    text = "\n".join(shown(part) for part in tables.import_report(report))
+    text = "\n".join(shown(part) for part in work.import_report(report))
     assert "35" in text
     assert "skipped line 0: cut" in text
     assert "skipped line 1 of a.json: cut" in text

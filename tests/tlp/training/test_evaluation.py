@@ -32,7 +32,7 @@ from tlp.core.settings import Settings, get_settings
 from tlp.model.checkpoint import Checkpoint
 from tlp.pipeline.evaluate import PREDICTOR, default_plot, evaluate_version
 from tlp.registry import Registry
-from tlp.report import tables
+from tlp.report import models
 from tlp.training.data.dataset import build_dataset
 from tlp.training.judge.compare import snapshot_of
 from tlp.training.learn.strategy import JointStrategy
@@ -211,7 +211,7 @@ def test_programs_tvm_cannot_replay_count_for_nobody(home: Settings) -> None:
     plain = evaluate_version(store, home)
     compared = evaluate_version(store, home, baselines=["xgb"])
     assert plain["left_out"] == {} and compared["left_out"] == {small_fleet.DEVICE: 1}
-    shown = [part for part in tables.evaluation(compared) if isinstance(part, str)]
+    shown = [part for part in models.evaluation(compared) if isinstance(part, str)]
     assert any("1 held-out programs" in line and "for all predictors" in line for line in shown)
     before, after = (report["devices"][small_fleet.DEVICE]["random"]["top1"] for report in (plain, compared))
     assert before < after

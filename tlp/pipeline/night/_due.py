@@ -182,8 +182,8 @@ def _order(pair: Pair) -> tuple[Any, ...]:
 
 def _no_network(network: Network) -> str | None:
     if network.source.partition(":")[0] == _DATASET:
-        return f"it came with the data set {network.source.partition(':')[2]}: there is nothing to compile"
-    return None if network.tasks else "it has no tasks"
+        return f"came with the data set {network.source.partition(':')[2]}: nothing to compile"
+    return None if network.tasks else "no tasks"
 
 
 def _no_device(fleet: Fleet, device: Device, probe: bool) -> str | None:
@@ -196,7 +196,7 @@ def _no_device(fleet: Fleet, device: Device, probe: bool) -> str | None:
             return exc.message
         device = fleet.store.get_device(device.name)
     if device.state in runs.OUT_OF_WORK:
-        return f"it is {device.state} and gets no new work"
+        return f"{device.state}, gets no new work"
     return None
 
 

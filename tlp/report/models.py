@@ -1,0 +1,156 @@
+"""Versions of models, trainings and evaluations, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from rich.console import RenderableType
+
+from tlp.report.tables import REASON, Columns, Row, duration, facts, score, table, when
+
+_VERSIONS: Final[Columns] = {
+    "model": "model",
+    "version": "version",
+    "aliases": lambda row: ", ".join(row["aliases"]) or "-",
+    "top-1": lambda row: score(row.get("top1")),
+    "gate": lambda row: row.get("gate"),
+    "rejected": lambda row: "rejected" if row.get("rejected") else None,
+    "created (UTC)": lambda row: when(row.get("created_at")),
+}
+_MOVES: Final[Columns] = {
+    "at (UTC)": lambda row: when(row["at"]),
+    "alias": "alias",
+    "from": "from",
+    "to": "to",
+    "by": "by",
+    "reason": "reason",
+}
+_COMPARISONS: Final[Columns] = {
+    "device": "device",
+    "top-k": "k",
+    "candidate": lambda row: score(row["candidate"]),
+    "reference": lambda row: f"{score(row['reference'])} ({row['against']})",
+    "difference": lambda row: f"{row['candidate'] - row['reference']:+.3f}",
+    "95% bounds": lambda row: f"{row['low']:+.3f} … {row['high']:+.3f}",
+    "verdict": "verdict",
+}
+_NUMBERS: Final = ("samples", "min_samples", "new_samples", "needed", "lacking", "watermark")
+_DECISIONS: Final[Columns] = {
+    "device": "device",
+    "decision": lambda row: "train" if row["train"] else "wait",
+    **{name.replace("_", " "): lambda row, name=name: row["numbers"].get(name, "-") for name in _NUMBERS},  # type: ignore[misc]
+    "strategy": "strategy",
+    "parent": lambda row: row["parent"] or "-",
+}
+_TASKS: Final[Columns] = {"device": "device", "role": "role", "samples": "samples", "why": "why"}
+
+
+def versions(rows: Sequence[Row]) -> RenderableType:
+    """Versions of the registered models."""
+    return table("versions", rows, _VERSIONS) if rows else "no versions; try: tlp train"
+
+
+def version_detail(row: Row) -> RenderableType:
+    """One version."""
+    pairs: list[tuple[str, Any]] = [("model", row["model"]), ("version", row["version"])]
+    pairs += [("aliases", ", ".join(row["aliases"]) or "-"), ("created (UTC)", when(row["created_at"]))]
+    pairs += [(f"tag: {key}", value) for key, value in sorted(row["tags"].items())]
+    pairs += [(f"metric: {key}", f"{value:.4g}") for key, value in sorted(row["metrics"].items())]
+    return facts("", pairs)
+
+
+def history(rows: Sequence[Row], *, verbose: bool = False) -> list[RenderableType]:
+    """Moves of aliases, one table per model; reasons in full if `verbose`."""
+    if not rows:
+        return ["no alias was ever moved; try: tlp train"]
+    short = () if verbose else REASON
+    return [
+        table(model, [row for row in rows if row["model"] == model], _MOVES, short=short)
+        for model in dict.fromkeys(row["model"] for row in rows)
+    ]
+
+
+def gate(report: Row, *, verbose: bool = False) -> list[RenderableType]:
+    """The verdict of the promotion gate; with the figures behind it if `verbose`."""
+    verdict = "passed" if report.get("passed") else "not passed"
+    parts: list[RenderableType] = [f"gate: {verdict}", *(f"  - {reason}" for reason in report.get("reasons", []))]
+    if verbose and report.get("comparisons"):
+        parts.append(table("", report["comparisons"], _COMPARISONS))
+    return parts
+
+
+def train_report(report: Row, *, verbose: bool = False) -> list[RenderableType]:
+    """The answer of `tlp train`, of one family or of several; with the gate's figures if `verbose`."""
+    parts: list[RenderableType] = []
+    for training in [report, *report.get("others", [])]:
+        pairs = [
+            ("model", training["model"]),
+            ("version", training["version"] or "none"),
+            ("promoted", "yes" if training["promoted"] else "no"),
+            ("reason", training["reason"]),
+            ("samples", ", ".join(f"{name} {n}" for name, n in training["samples"].items()) or "-"),
+            ("took", duration(training["seconds"])),
+        ]
+        parts.append(facts("", pairs, short=() if verbose else REASON))
+        if training["gate"]:
+            parts += gate(training["gate"], verbose=verbose)
+    return parts
+
+
+def train_dry_run(report: Row) -> list[RenderableType]:
+    """What `tlp train --dry-run` says: the decision for each device with its arithmetic, and whom it would train."""
+    parts: list[RenderableType] = [table("decisions", report["decisions"], _DECISIONS)]
+    for row in report["decisions"]:
+        parts.append(f"{row['device']}: {row['reason']}")
+        if row["tasks"]:
+            parts.append(table(f"heads of a training for {row['device']}", row["tasks"], _TASKS))
+    # a model's reason is its devices' reasons, which stand above, behind the verdict
+    return [
+        *parts,
+        *(f"{model['model']}: {model['reason'].partition(': ')[0]}" for model in (report, *report["others"])),
+    ]
+
+
+def evaluation(report: Row) -> list[RenderableType]:
+    """The answer of `tlp evaluate`."""
+    rows = [
+        {"device": device, "predictor": predictor, "network": network, "values": values}
+        for device, predictors in report["devices"].items()
+        for predictor, total in predictors.items()
+        for network, values in [*total["networks"].items(), ("all", total)]
+    ]
+    scores: Columns = {
+        "top-1 [95%]": lambda row: with_interval(row["values"], "top1"),
+        "top-5 [95%]": lambda row: with_interval(row["values"], "top5"),
+    }
+    ahead: Columns = {
+        "top-1 [95%]": lambda row: with_interval(row["values"]["ahead"], "top1", sign="+"),
+        "top-5 [95%]": lambda row: with_interval(row["values"]["ahead"], "top5", sign="+"),
+    }
+    names = {"device": "device", "predictor": "predictor", "network": "network"}
+    paired = [row for row in rows if row["network"] == "all" and row["values"]["ahead"]]
+    trained = [
+        f"{device}: {name} trained on {facts['programs']} programs in {duration(facts['seconds'])}"
+        for device, baselines in report["trained"].items()
+        for name, facts in baselines.items()
+    ]
+    left = [
+        f"{device}: {count} held-out programs that TVM cannot replay are left out for all predictors"
+        for device, count in report["left_out"].items()
+    ]
+    return [
+        table("held-out networks", rows, {**names, **scores}),
+        table("how far the model is ahead, paired by task", paired, {"device": "device", "of": "predictor", **ahead}),
+        *trained,
+        *left,
+        *report["notes"],
+        *(f"family {family} skipped: {reason}" for family, reason in report["skipped"].items()),
+        *([f"top-k curves: {report['plot']}"] if report["plot"] else []),
+    ]
+
+
+def with_interval(values: Row, key: str, *, sign: str = "") -> str:
+    """A score and its interval, `0.643 [0.530, 0.741]`."""
+    low, high = values[f"{key}_interval"]
+    return f"{values[key]:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
