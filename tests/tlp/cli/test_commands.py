@@ -38,6 +38,17 @@ def test_json_may_stand_anywhere(tlp, device, before):
     assert tlp(*before).data[0]["name"] == "cpu"
 
 
+@pytest.mark.parametrize(
+    "command",
+    [("-v", "device", "show", "cpu"), ("device", "-v", "show", "cpu"), ("device", "show", "cpu", "--verbose")],
+)
+def test_a_long_reason_is_one_line_and_in_full_if_asked(tlp, device, command):
+    assert tlp("device", "retire", "cpu", "--reason", "word " * 40 + "last").code == 0
+    short = tlp("device", "show", "cpu").out
+    assert "last" not in short and max(map(len, short.splitlines())) <= 100
+    assert "last" in tlp(*command).out
+
+
 def test_a_device_is_retired_and_resumed(tlp, device):
     assert tlp("device", "retire", "cpu", "--reason", "sold", "--json").data["state"] == "retired"
     refused = tlp("measure", "cpu", "--samples", "1")
