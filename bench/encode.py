@@ -22,10 +22,11 @@ import numpy as np
 
 import tlp
 from storage import MemoryStore, Sketch, import_parquet
+from tests.references import ansor_encoding, metaschedule_encoding
 from tlp.language import encoder as metaschedule
 from tlp.language.ansor import from_steps
 from tlp.language.ansor_encoder import CPU_VERSION, GPU_VERSION, LAYOUTS, AnsorEncoder, ansor_vocabulary
-from tlp.language.reference import encode_reference
+from tlp.language.encoders import Encoder
 from tlp.language.vocabulary import Vocabulary
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "ansor"
@@ -38,11 +39,9 @@ Groups = dict[Sketch, np.ndarray[Any, Any]]
 class Case:
     """An encoder, its plain reference, and programs by sketch."""
 
-    version: str
-    shape: tuple[int, int]
+    encoder: Encoder
     groups: Groups
-    encode: Callable[[Sketch, Any], Any]
-    reference: Callable[[Sketch, list[int]], Any]
+    reference: Callable[[Any, Sketch, list[int]], Any]
 
 
 def repeated(groups: dict[Sketch, list[Any]]) -> Groups:
@@ -69,26 +68,20 @@ def starter_programs() -> Groups:
     groups: dict[Sketch, list[Any]] = {}
     for sketch_id, decisions in store.programs().select("sketch_id", "decisions").iter_rows():
         groups.setdefault(sketches[sketch_id], []).append(decisions)
-    fullest = sorted(groups, key=lambda sketch: -len(groups[sketch]))[
-        :60
-    ]  # as many per sketch as training batches have
+    # as many per sketch as training batches have
+    fullest = sorted(groups, key=lambda sketch: -len(groups[sketch]))[:60]
     return repeated({sketch: groups[sketch] for sketch in fullest})
 
 
 def cases() -> Iterator[Case]:
     for (version, _), (length, width) in LAYOUTS.items():
         ansor = AnsorEncoder(ansor_vocabulary(), version=version, length=length, width=width)
-        groups = ansor_programs(LOGS[version])
-        yield Case(version, (length, width), groups, ansor.encode, ansor.encode_reference)
+        yield Case(ansor, ansor_programs(LOGS[version]), ansor_encoding.encode_reference)
     groups = starter_programs()
     vocabulary = metaschedule.grow_vocabulary(Vocabulary(), groups)
     for version in metaschedule.ENCODER_VERSIONS:
-        made = metaschedule.MetaScheduleEncoder(vocabulary, version=version)
-
-        def reference(sketch: Sketch, row: list[int], made: metaschedule.MetaScheduleEncoder = made) -> Any:
-            return encode_reference(made, sketch, row)
-
-        yield Case(version, (made.length, made.width), groups, made.encode, reference)
+        encoder = metaschedule.MetaScheduleEncoder(vocabulary, version=version)
+        yield Case(encoder, groups, metaschedule_encoding.encode_reference)
 
 
 def per_second(count: int, work: Callable[[], object]) -> int:
@@ -104,17 +97,17 @@ def per_second(count: int, work: Callable[[], object]) -> int:
 def measure(case: Case) -> dict[str, Any]:
     def vectorised() -> None:
         for sketch, decisions in case.groups.items():
-            case.encode(sketch, decisions)
+            case.encoder.encode(sketch, decisions)
 
     plain = [(sketch, row.tolist()) for sketch, decisions in case.groups.items() for row in decisions[:5]][:200]
 
     def reference() -> None:
         for sketch, decisions in plain:
-            case.reference(sketch, decisions)
+            case.reference(case.encoder, sketch, decisions)
 
     return {
-        "version": case.version,
-        "shape": list(case.shape),
+        "version": case.encoder.version,
+        "shape": [case.encoder.length, case.encoder.width],
         "sketches": len(case.groups),
         "programs_per_cpu_s": per_second(sum(map(len, case.groups.values())), vectorised),
         "peer_reference_per_cpu_s": per_second(len(plain), reference),

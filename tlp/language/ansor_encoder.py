@@ -22,7 +22,7 @@ step of TenSet; cropped 25 × 22 and 40 × 20, which the paper found better on C
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -40,7 +40,6 @@ from tlp.language.ansor import (
     DecisionSlot,
     Step,
     parse_sketch,
-    to_steps,
 )
 from tlp.language.vocabulary import PADDING, UNKNOWN, Vocabulary
 
@@ -175,23 +174,6 @@ class AnsorEncoder:
         if plan.unroll_to.size:
             out[:, plan.unroll_to] = self._unroll_ids(values[:, plan.unroll_from])
         return out.reshape(len(values), self.length, self.width)
-
-    def encode_reference(self, sketch: Sketch, decisions: Sequence[int]) -> NDArray[np.float32]:
-        """One program the slow, plain way, from its steps; (L, E). `encode` must equal it."""
-        rows = np.zeros((self.length, self.width), np.float32)
-        for row, step in enumerate(to_steps(sketch, decisions)[: self.length]):
-            numbers: list[float] = [1.0 if kind == step[0] else 0.0 for kind in KINDS[self.version]]
-            for field in step[1:]:
-                for item in field if isinstance(field, list) else [field]:
-                    if item is None:
-                        numbers.append(PADDING)
-                    elif isinstance(item, str):
-                        numbers.append(self.vocabulary.word_id(item))
-                    else:
-                        numbers.append(item)
-            numbers = numbers[: self.width]
-            rows[row, : len(numbers)] = numbers
-        return rows
 
     def _unroll_table(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Numbers of the unroll pragmas in the vocabulary, ascending, and their tokens."""

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage import Sketch
+from tests.references.ansor_encoding import encode_reference
 from tlp.core.errors import InvalidInputError, ModelFormatError
 from tlp.language.ansor import NULL, from_steps, parse_sketch
 from tlp.language.ansor_encoder import (
@@ -67,7 +68,7 @@ def test_vectorised_equals_reference(data: st.DataObject) -> None:
     assert encoded.shape == (len(programs), encoder.length, encoder.width)
     assert encoded.dtype == np.float32
     for row, program in zip(encoded, programs, strict=True):
-        np.testing.assert_array_equal(row, encoder.encode_reference(sketch, program))
+        np.testing.assert_array_equal(row, encode_reference(encoder, sketch, program))
 
 
 @pytest.mark.parametrize(
@@ -81,13 +82,13 @@ def test_real_programs_fit_the_layout(name: str, version: str, cropped: bool) ->
     for steps in records(name)[:100]:
         sketch, program = from_steps("w", steps)
         rows = encoder.encode(sketch, np.array([program.decisions]))[0]
-        np.testing.assert_array_equal(rows, whole.encode_reference(sketch, program.decisions)[:length, :width])
+        np.testing.assert_array_equal(rows, encode_reference(whole, sketch, program.decisions)[:length, :width])
         kept = min(len(steps), length)
         np.testing.assert_array_equal(rows[:kept, :11].sum(axis=1), 1)  # each kind has a column
         assert not rows[kept:].any()
         if not cropped:  # nothing is lost uncropped
-            assert not whole.encode_reference(sketch, program.decisions)[length:].any()
-            assert not whole.encode_reference(sketch, program.decisions)[:, width:].any()
+            assert not encode_reference(whole, sketch, program.decisions)[length:].any()
+            assert not encode_reference(whole, sketch, program.decisions)[:, width:].any()
 
 
 def test_layout_by_hand() -> None:

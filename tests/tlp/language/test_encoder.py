@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage import Sketch
+from tests.references.contexts import with_context
+from tests.references.metaschedule_encoding import encode_reference
 from tlp.core.errors import InvalidInputError, ModelFormatError
 from tlp.language import encoder as layout
 from tlp.language.encoder import ENCODER_VERSIONS, MetaScheduleEncoder, grow_vocabulary
-from tlp.language.reference import encode_reference
 from tlp.language.rows import sketch_rows
 from tlp.language.sketch import LANGUAGE, DecisionKind, from_trace, parse_sketch, to_trace
-from tlp.language.testing import with_context
 from tlp.language.vocabulary import UNKNOWN, Vocabulary
 
 

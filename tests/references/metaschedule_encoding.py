@@ -1,7 +1,7 @@
 """The encoding of `tlp.language.encoder`, one program at a time with plain numbers: slow, and easy to check by reading.
 
-It walks the instructions once with the decisions filled in, the way a schedule is applied, and shares with the encoder
-only the column layout and the vocabulary. Tests compare the two.
+It walks the instructions once with the decisions filled in, as a schedule is applied. With the encoder it shares only
+the layout of the columns and the vocabulary.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from storage import Sketch
+from tests.references.profile import profile_reference
 from tlp.language.arithmetic import arithmetic_of
 from tlp.language.encoder import (
     FACTORS,
@@ -26,7 +27,6 @@ from tlp.language.encoder import (
     FloatArray,
     MetaScheduleEncoder,
 )
-from tlp.language.reference_profile import profile_reference
 from tlp.language.sketch import DecisionKind, parse_sketch
 from tlp.language.vocabulary import UNKNOWN
 
