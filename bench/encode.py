@@ -23,10 +23,10 @@ import numpy as np
 import tlp
 from storage import MemoryStore, Sketch, import_parquet
 from tests.references import ansor_encoding, metaschedule_encoding
-from tlp.language import encoder as metaschedule
+from tlp.language import metaschedule_encoder as metaschedule
 from tlp.language.ansor import from_steps
-from tlp.language.ansor_encoder import CPU_VERSION, GPU_VERSION, LAYOUTS, AnsorEncoder, ansor_vocabulary
-from tlp.language.encoders import Encoder
+from tlp.language.ansor_encoder import CPU_VERSION, GPU_VERSION, LAYOUTS, AnsorEncoder
+from tlp.language.encoder import Encoder
 from tlp.language.vocabulary import Vocabulary
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "ansor"
@@ -75,10 +75,10 @@ def starter_programs() -> Groups:
 
 def cases() -> Iterator[Case]:
     for (version, _), (length, width) in LAYOUTS.items():
-        ansor = AnsorEncoder(ansor_vocabulary(), version=version, length=length, width=width)
+        ansor = AnsorEncoder(AnsorEncoder.first_vocabulary, version=version, length=length, width=width)
         yield Case(ansor, ansor_programs(LOGS[version]), ansor_encoding.encode_reference)
     groups = starter_programs()
-    vocabulary = metaschedule.grow_vocabulary(Vocabulary(), groups)
+    vocabulary = metaschedule.MetaScheduleEncoder.grow_vocabulary(Vocabulary(), groups)
     for version in metaschedule.ENCODER_VERSIONS:
         encoder = metaschedule.MetaScheduleEncoder(vocabulary, version=version)
         yield Case(encoder, groups, metaschedule_encoding.encode_reference)

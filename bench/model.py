@@ -25,7 +25,7 @@ import numpy as np
 
 import tlp
 from storage import MemoryStore, import_parquet
-from tlp.language.encoder import ENCODER_VERSION, FIRST_ENCODER_VERSION, PAPER_ENCODER_VERSION
+from tlp.language.metaschedule_encoder import ENCODER_VERSION, FIRST_ENCODER_VERSION, PAPER_ENCODER_VERSION
 from tlp.model.checkpoint import Checkpoint
 from tlp.model.config import TLPConfig
 from tlp.training.data.dataset import Dataset, build_dataset

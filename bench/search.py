@@ -31,7 +31,7 @@ import numpy as np
 
 from storage import Sketch
 from tlp.language.arrays import IntArray
-from tlp.language.encoder import MetaScheduleEncoder
+from tlp.language.metaschedule_encoder import MetaScheduleEncoder
 from tlp.language.vocabulary import Vocabulary
 from tlp.measure.fake import FakeRunner
 from tlp.measure.rows import measure_input

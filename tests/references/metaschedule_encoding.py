@@ -15,7 +15,7 @@ import numpy as np
 from storage import Sketch
 from tests.references.profile import profile_reference
 from tlp.language.arithmetic import arithmetic_of
-from tlp.language.encoder import (
+from tlp.language.metaschedule_encoder import (
     FACTORS,
     KIND_SLOTS,
     LOCATION,

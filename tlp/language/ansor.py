@@ -22,7 +22,6 @@ On 1,000 conv2d programs of one log this leaves 72 sketches. Source: `tvm/src/au
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -30,6 +29,7 @@ import orjson
 
 from storage import Program, Sketch
 from tlp.core.errors import InvalidInputError
+from tlp.language.sketch import DecisionSlot, check_width
 
 LANGUAGE = "ansor"
 
@@ -64,28 +64,6 @@ _CODES: dict[type, str] = {int: "i", str: "s", type(None): "_"}
 DECIDED_FIELD = {"SP": 4, "AN": 2, "CA": 3, "PR": 3}
 
 
-@dataclass(frozen=True)
-class DecisionSlot:
-    """Where the decisions of one step lie in the decision vector.
-
-    Attributes:
-        step: index into the sketch's steps.
-        kind: `SP`, `AN`, `CA` or `PR`.
-        start: first position in the decision vector.
-        width: how many integers it takes (may be 0 for a split without lengths).
-    """
-
-    step: int
-    kind: str
-    start: int
-    width: int
-
-    @property
-    def stop(self) -> int:
-        """One past the last position."""
-        return self.start + self.width
-
-
 @lru_cache(maxsize=4096)
 def _unroll_number(pragma: str) -> int | None:
     """The number of an unroll pragma; None if it is another pragma or the text is not the number's own form."""
@@ -112,24 +90,19 @@ def split_steps(steps: list[Step]) -> tuple[bytes, list[int]]:
             kind = step[0]
             if kind not in DECIDED_FIELD:
                 continue
+            place = DECIDED_FIELD[kind]
             if kind == "SP":
-                lengths = step[4]
-                if type(lengths) is not list:
+                if type(step[place]) is not list:
                     raise TypeError("lengths are not a list")
-                decisions += lengths
-                step[4] = len(lengths)
-            elif kind == "AN":
-                decisions.append(step[2])
-                step[2] = None
-            elif kind == "CA":
-                decisions.append(step[3])
-                step[3] = None
-            else:
-                number = _unroll_number(step[3])
-                if number is not None:
-                    decisions.append(number)
-                    step[3] = UNROLL
-                    step.append(None)
+                decisions += step[place]
+                step[place] = len(step[place])
+            elif kind != "PR":
+                decisions.append(step[place])
+                step[place] = None
+            elif (number := _unroll_number(step[place])) is not None:
+                decisions.append(number)
+                step[place] = UNROLL
+                step.append(None)
         text = orjson.dumps(steps)
     except (TypeError, IndexError, KeyError, AttributeError) as exc:
         raise InvalidInputError(f"step {index} is malformed: {exc}") from exc
@@ -170,34 +143,21 @@ def parse_sketch_text(text: str | bytes) -> tuple[tuple[Step, ...], tuple[Decisi
     start = 0
     for index, step in enumerate(steps):
         _check_step(index, step)
-        width = _width(step)
-        if width is not None:
-            slots.append(DecisionSlot(index, step[0], start, width))
-            start += width
+        kind = step[0]
+        if kind in ("SP", "AN", "CA") or (kind == "PR" and len(step) == 5):
+            slots.append(DecisionSlot(index, kind, start, step[4] if kind == "SP" else 1))
+            start = slots[-1].stop
     return tuple(steps), tuple(slots)
-
-
-def _width(step: Step) -> int | None:
-    """How many decisions a step of a sketch takes; None if none were taken out."""
-    kind = step[0]
-    if kind == "SP":
-        return int(step[4])
-    if kind in ("AN", "CA") or (kind == "PR" and len(step) == 5):
-        return 1
-    return None
 
 
 def _check_step(index: int, step: Any) -> None:
     """Refuse a step that TVM's reader would not take, and of an unknown kind what is not numbers and names."""
-    if type(step) is list and step and type(step[0]) is str and step[0]:
-        kind = step[0]
-        form = "".join([_CODES.get(type(field)) or _list_code(field) for field in step[1:]])
-        if kind in _FORMS:
-            good = form in _FORMS[kind]
-        else:
-            good = "_" not in form and "?" not in form
-        if good and (kind != "SP" or step[4] >= 0) and (form != "iis_" or kind != "PR" or step[3] == UNROLL):
-            return
+    match step:
+        case [str(kind), *fields] if kind:
+            form = "".join([_CODES.get(type(field)) or _list_code(field) for field in fields])
+            good = form in _FORMS[kind] if kind in _FORMS else not {"_", "?"} & set(form)
+            if good and (kind != "SP" or step[4] >= 0) and (form != "iis_" or kind != "PR" or step[3] == UNROLL):
+                return
     raise InvalidInputError(f"step {index} is malformed: {orjson.dumps(step).decode():.80}")
 
 
@@ -227,15 +187,12 @@ def to_steps(sketch: Sketch, decisions: Sequence[int]) -> list[Step]:
     Raises:
         InvalidInputError: the vector has not the sketch's width.
     """
-    if len(decisions) != sketch.decision_width:
-        raise InvalidInputError(
-            f"sketch {sketch.sketch_id} takes {sketch.decision_width} decisions, {len(decisions)} given"
-        )
+    check_width(sketch, decisions)
     parsed, slots = parse_sketch(sketch.instructions_json)
     steps: list[Step] = orjson.loads(orjson.dumps(list(parsed)))
     for slot in slots:
         values = [None if v == NULL else int(v) for v in decisions[slot.start : slot.stop]]
-        step, place = steps[slot.step], DECIDED_FIELD[slot.kind]
+        step, place = steps[slot.instruction], DECIDED_FIELD[slot.kind]
         if slot.kind == "SP":
             step[place] = values
         elif slot.kind == "PR":

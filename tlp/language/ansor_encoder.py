@@ -1,11 +1,11 @@
-"""TLP's encoding of Ansor steps: one row of numbers per step, exactly the paper's layout.
+"""TLP's encoding of Ansor programs: one row of numbers per step, exactly the paper's layout (TLP, ASPLOS 2023, §4).
 
     column          holds
     0 … 10          one-hot of the step's kind
     11 … E-1        the step's fields in their order: integers raw, lists flattened, names as tokens; null as 0
 
-Notation: N programs, D decisions, L steps (rows), E numbers per step (columns). Rows past the last step are 0. What
-does not fit L × E is cut off (*crop*).
+L rows of E numbers (`LAYOUTS`): uncropped 54 × 40 (CPU) and 69 × 49 (GPU), the longest program and the longest step of
+TenSet; cropped 25 × 22 and 40 × 20, which the paper found better on CPU. What does not fit is cropped.
 
 **Why 11 kinds when the language has 13.** A CPU log never holds CHR and FFSP, a GPU log never holds RF and CR (counted
 over 625,814 public records), so each platform has 11. The released encoder keeps one table per platform; so do we.
@@ -15,32 +15,21 @@ its fields as usual: an old model reads it as "some other step".
 **Names** are the memory scope of CHW and CHR and the pragma of PR, e.g. `auto_unroll_max_step$16`; tokens come from
 the `Vocabulary` (0 padding, 1 never seen), which grows at its end only. The released encoder numbers the scopes of
 CHW and of CHR differently; here a name has one token wherever it stands.
-
-Sizes (TLP, ASPLOS 2023; `LAYOUTS`): uncropped 54 × 40 (CPU) and 69 × 49 (GPU), the longest program and the longest
-step of TenSet; cropped 25 × 22 and 40 × 20, which the paper found better on CPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from storage import Sketch
-from tlp.core.errors import InvalidInputError, ModelFormatError
-from tlp.language.ansor import (
-    DECIDED_FIELD,
-    LANGUAGE,
-    NULL,
-    UNROLL,
-    DecisionSlot,
-    Step,
-    parse_sketch,
-)
+from tlp.core.errors import InvalidInputError
+from tlp.language.ansor import DECIDED_FIELD, LANGUAGE, NULL, UNROLL, Step, parse_sketch
+from tlp.language.encoder import Encoder, FloatArray, cells_and_sources, unknown_version
+from tlp.language.sketch import DecisionSlot, read_sketch
 from tlp.language.vocabulary import PADDING, UNKNOWN, Vocabulary
 
 CPU_VERSION = "ansor-1-cpu"
@@ -67,48 +56,30 @@ _UNROLL_NUMBERS = (0, 16, 64, 512, 1024, 128, 256)
 _WORDS = ("local", "shared", "global", *(f"{UNROLL}{n}" for n in _UNROLL_NUMBERS))
 
 
-def ansor_vocabulary() -> Vocabulary:
-    """The words that Ansor itself writes; `extended` adds others."""
-    return Vocabulary(kinds=(), words=_WORDS)
-
-
-def version_of(family: str) -> str:
-    """The encoder version for an ISA family."""
-    return CPU_VERSION if family in _CPU_FAMILIES else GPU_VERSION
-
-
-def grow_vocabulary(vocabulary: Vocabulary, sketches: Iterable[Sketch]) -> Vocabulary:
-    """The vocabulary with every name in the sketches appended (unroll pragmas are decisions: `ansor_vocabulary`)."""
-    words = {
-        field
-        for sketch in sketches
-        for step in parse_sketch(sketch.instructions_json)[0]
-        for field in step[1:]
-        if isinstance(field, str) and field != UNROLL
-    }
-    return vocabulary.extended(words=words)
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """How to fill the rows of one sketch: what is the same for all its programs, and where decisions go."""
-
-    template: NDArray[np.float32]  # (L*E,)
-    raw_to: NDArray[np.intp]  # positions in the flat rows
-    raw_from: NDArray[np.intp]  # positions in the decision vector
-    unroll_to: NDArray[np.intp]
-    unroll_from: NDArray[np.intp]
-
-
 @dataclass(frozen=True)
 class _Decision:
-    """A place that takes a decision: its position in the decision vector."""
+    """A field that holds a decision: its position in the decision vector."""
 
     index: int
 
 
-class AnsorEncoder:
-    """Sketch and decisions → (N, L, E) float32, the layout of this module's docstring.
+@dataclass(frozen=True)
+class _Plan:
+    """How to fill programs of one sketch.
+
+    Attributes:
+        template: `(L·E,)`, everything that does not depend on decisions.
+        raw: cells that take a decision as it is, and its position in the decision vector.
+        unroll: cells that take the token of an unroll pragma, and the position of its number.
+    """
+
+    template: NDArray[np.float32]
+    raw: tuple[NDArray[np.intp], NDArray[np.intp]]
+    unroll: tuple[NDArray[np.intp], NDArray[np.intp]]
+
+
+class AnsorEncoder(Encoder):
+    """Encodes programs of the `ansor` language.
 
     Args:
         vocabulary: tokens of the names.
@@ -121,6 +92,10 @@ class AnsorEncoder:
         InvalidInputError: E leaves no room beside the one-hot.
     """
 
+    language = LANGUAGE
+    versions = ENCODER_VERSIONS
+    first_vocabulary = Vocabulary(kinds=(), words=_WORDS)
+
     def __init__(
         self,
         vocabulary: Vocabulary,
@@ -130,93 +105,72 @@ class AnsorEncoder:
         width: int | None = None,
     ) -> None:
         if version not in KINDS:
-            raise ModelFormatError(
-                f"encoder version {version!r} is not one of this release's {', '.join(ENCODER_VERSIONS)}",
-                next_command="tlp train --from-scratch",
-            )
+            raise unknown_version(version, ENCODER_VERSIONS)
         cropped = LAYOUTS[version, True]
-        self.vocabulary = vocabulary
-        self.version = version
-        self.length = cropped[0] if length is None else length
-        self.width = cropped[1] if width is None else width
+        length, width = (own if size is None else size for size, own in zip((length, width), cropped, strict=True))
+        super().__init__(vocabulary, version, length, width)
         self._columns = {kind: column for column, kind in enumerate(KINDS[version])}
         if self.length < 1 or self.width <= len(self._columns):
             raise InvalidInputError(
                 f"an encoding of {self.length} x {self.width} is too small: at least 1 x {len(self._columns) + 1}"
             )
-        self._plan = lru_cache(maxsize=4096)(self._make_plan)
         self._unroll_numbers, self._unroll_tokens = self._unroll_table()
 
-    def encode(self, sketch: Sketch, decisions: ArrayLike) -> NDArray[np.float32]:
-        """Encode programs of one sketch.
+    @classmethod
+    def default_version(cls, family: str) -> str:
+        """As `Encoder`: a platform has its own kinds of steps."""
+        return CPU_VERSION if family in _CPU_FAMILIES else GPU_VERSION
 
-        Args:
-            sketch: of language `ansor`.
-            decisions: (N, D) integers, D = `sketch.decision_width`.
+    @classmethod
+    def names_of(cls, sketch: Sketch) -> tuple[set[str], set[str]]:
+        """As `Encoder`; unroll pragmas are decisions and stand in `first_vocabulary`."""
+        fields = [field for step in parse_sketch(sketch.instructions_json)[0] for field in step[1:]]
+        return set(), {field for field in fields if isinstance(field, str) and field != UNROLL}
 
-        Returns:
-            (N, L, E) float32.
+    def unresolved_names(self) -> list[str]:
+        """As `Encoder`: unroll numbers without a token of their own all have the same one."""
+        return sorted(word for word in self.vocabulary.words if word.startswith(UNROLL))
 
-        Raises:
-            InvalidInputError: another language, or a shape that does not fit.
-        """
-        values = np.asarray(decisions)
-        if values.ndim != 2 or values.shape[1] != sketch.decision_width:
-            raise InvalidInputError(
-                f"sketch {sketch.sketch_id} takes (N, {sketch.decision_width}) decisions, found {values.shape}"
-            )
-        plan = self._plan(sketch)
-        out = np.empty((len(values), self.length * self.width), np.float32)
+    def _fill(self, plan: _Plan, decisions: NDArray[Any]) -> FloatArray:
+        out = np.empty((len(decisions), self.length * self.width), np.float32)
         out[:] = plan.template
-        if plan.raw_to.size:
-            raw = values[:, plan.raw_from]
-            out[:, plan.raw_to] = np.where(raw == NULL, PADDING, raw)
-        if plan.unroll_to.size:
-            out[:, plan.unroll_to] = self._unroll_ids(values[:, plan.unroll_from])
-        return out.reshape(len(values), self.length, self.width)
+        (cells, sources), (unroll_cells, unroll_sources) = plan.raw, plan.unroll
+        if cells.size:
+            raw = decisions[:, sources]
+            out[:, cells] = np.where(raw == NULL, PADDING, raw)
+        if unroll_cells.size:
+            out[:, unroll_cells] = self._unroll_ids(decisions[:, unroll_sources])
+        return out
 
     def _unroll_table(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Numbers of the unroll pragmas in the vocabulary, ascending, and their tokens."""
-        numbers = sorted(
-            int(word[len(UNROLL) :])
-            for word in self.vocabulary.words
-            if word.startswith(UNROLL) and word[len(UNROLL) :].isdecimal()
-        )
+        texts = [word.removeprefix(UNROLL) for word in self.vocabulary.words if word.startswith(UNROLL)]
+        numbers = sorted(int(text) for text in texts if text.isdecimal())
         tokens = [self.vocabulary.word_id(f"{UNROLL}{n}") for n in numbers]
         return np.array([*numbers, 2**62], np.int64), np.array([*tokens, UNKNOWN], np.float32)
 
     def _unroll_ids(self, numbers: NDArray[np.integer[Any]]) -> NDArray[np.float32]:
         """Tokens of `auto_unroll_max_step$number`."""
-        found = np.searchsorted(self._unroll_numbers, numbers)
-        known = self._unroll_numbers[found] == numbers
-        return np.where(known, self._unroll_tokens[found], np.float32(UNKNOWN))
+        at = np.searchsorted(self._unroll_numbers, numbers)
+        return np.where(self._unroll_numbers[at] == numbers, self._unroll_tokens[at], np.float32(UNKNOWN))
 
     def _make_plan(self, sketch: Sketch) -> _Plan:
-        if sketch.language != LANGUAGE:
-            raise InvalidInputError(f"sketch {sketch.sketch_id} is of language {sketch.language!r}, not {LANGUAGE!r}")
-        steps, slots = parse_sketch(sketch.instructions_json)
-        if sketch.decision_width != (slots[-1].stop if slots else 0):
-            raise InvalidInputError(f"sketch {sketch.sketch_id} takes other decisions than its {sketch.decision_width}")
-        slot_of = {slot.step: slot for slot in slots}
+        steps, slots = read_sketch(sketch, LANGUAGE, parse_sketch)
+        slot_of = {slot.instruction: slot for slot in slots}
         template = np.zeros((self.length, self.width), np.float32)
         raw: list[tuple[int, int]] = []
         unroll: list[tuple[int, int]] = []
+        first = len(self._columns)
         for row, step in enumerate(steps[: self.length]):
             kind = step[0]
             if kind in self._columns:
                 template[row, self._columns[kind]] = 1.0
-            start = row * self.width + len(self._columns)
-            room = self.width - len(self._columns)
-            for column, item in enumerate(_items(step, slot_of.get(row))[:room]):
+            for column, item in enumerate(_items(step, slot_of.get(row))[: self.width - first], start=first):
                 if isinstance(item, _Decision):
-                    (unroll if kind == "PR" else raw).append((start + column, item.index))
+                    (unroll if kind == "PR" else raw).append((row * self.width + column, item.index))
                 elif item is not None:
-                    template.reshape(-1)[start + column] = (
-                        self.vocabulary.word_id(item) if isinstance(item, str) else item
-                    )
-        raw_pairs = np.array(raw, np.intp).reshape(-1, 2)
-        unroll_pairs = np.array(unroll, np.intp).reshape(-1, 2)
-        return _Plan(template.ravel(), raw_pairs[:, 0], raw_pairs[:, 1], unroll_pairs[:, 0], unroll_pairs[:, 1])
+                    template[row, column] = self.vocabulary.word_id(item) if isinstance(item, str) else item
+        return _Plan(template.ravel(), cells_and_sources(raw), cells_and_sources(unroll))
 
 
 def _items(step: Step, slot: DecisionSlot | None) -> list[_Decision | int | str | None]:

@@ -1,6 +1,6 @@
 """The programs of one sketch as integer arrays: draw, mutate and cross them without TVM.
 
-A row of `(N, D)` is one program's decision vector (`tlp.language.sketch`). What is done to a row keeps it a program:
+A row of `(N, D)` is one program's decision vector (`tlp.language.sketch`). Every operation keeps a row a program:
 
     SamplePerfectTile       the factors' product stays the loop's extent and the innermost at most its limit; a
                             mutation moves one prime factor from one tile level to another
@@ -8,17 +8,17 @@ A row of `(N, D)` is one program's decision vector (`tlp.language.sketch`). What
     SampleComputeLocation   the index of a loop that TVM would offer (`_Place`), or root or inlined if TVM has ever
                             done that here
 
-On a GPU tiles together must also keep to the block's limits (`tlp.language.limits`).
+On a GPU the tiles together must also keep to the block's limits (`tlp.language.limits`).
 
-What TVM would put right when it applies the program is put right here before anything is scored (`Arrays.normalise`),
-so that the program that was scored is the one that is measured. TVM's own mutators (`mutate_tile_size.cc` and others)
-do the same to one trace at a time, at the price of applying it.
+TVM corrects some decisions when it applies a program. `Arrays.normalise` makes the same corrections before anything is
+scored, so that the program that was scored is the one that is measured. TVM's own mutators (`mutate_tile_size.cc` and
+others) do the same to one trace at a time, at the price of applying it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -45,6 +45,8 @@ class _Tile:
     """One SamplePerfectTile.
 
     Attributes:
+        start, stop: first and one past the last column of its factors.
+        limit: largest innermost factor.
         primes: distinct primes of the extent, ascending.
         powers: how often each divides it.
     """
@@ -57,17 +59,11 @@ class _Tile:
 
 
 @dataclass(frozen=True)
-class _Categorical:
-    column: int
-    count: int
-
-
-@dataclass(frozen=True)
 class _Place:
     """One SampleComputeLocation with the nest it points into.
 
-    TVM (`CollectComputeLocation`) offers loops of more than one iteration; below a loop over a reduction only further
-    such loops, since a spatial loop inside would compute the block again and again.
+    TVM (`CollectComputeLocation`) offers loops of more than one iteration. Inside a loop over a reduction it offers
+    further reduction loops only: a spatial loop there would compute the block again and again.
 
     Attributes:
         column: of the decision.
@@ -107,12 +103,17 @@ class Arrays:
         _, slots = parse_sketch(sketch.instructions_json)
         self._groups = tuple((slot.start, slot.stop) for slot in slots)
         self._tiles = tuple(tile for slot in slots if (tile := _tile(slot, values)) is not None)
-        self._categoricals = tuple(
-            _Categorical(slot.start, len(slot.candidates))
-            for slot in slots
-            if slot.kind is DecisionKind.CATEGORICAL and len(slot.candidates) > 1
-        )
         self._places = _places(sketch, slots, values)
+        self.tile_columns = tuple((tile.start, tile.stop) for tile in self._tiles)
+        """First and one past the last column of each tile that can be varied."""
+        self.tile_primes = tuple(tuple(zip(tile.primes, tile.powers, strict=True)) for tile in self._tiles)
+        """(prime, power) of the extent of each of those tiles."""
+        self.tile_limits = tuple(tile.limit for tile in self._tiles)
+        """The largest innermost factor of each of those tiles."""
+        self.categoricals = tuple((slot.start, len(slot.candidates)) for slot in slots if len(slot.candidates) > 1)
+        """Column and number of candidates of each categorical with several."""
+        self.place_columns = tuple(place.column for place in self._places)
+        """Columns of the sampled compute locations."""
         primes = sorted({prime for tile in self._tiles for prime in tile.primes})
         self._limits = find_limits(sketch, target, values, primes)
 
@@ -121,29 +122,13 @@ class Arrays:
         """An estimate of how many programs there are: the product over the decisions, places by the examples."""
         total = 1.0
         for tile in self._tiles:
-            levels = tile.stop - tile.start
             for power in tile.powers:
-                total *= _ways(power, levels)
-        for categorical in self._categoricals:
-            total *= categorical.count
+                total *= _ways(power, tile.stop - tile.start)
+        for _, count in self.categoricals:
+            total *= count
         for place in self._places:
             total *= max(len(place.seen), 1)
         return total
-
-    @property
-    def tile_columns(self) -> tuple[tuple[int, int], ...]:
-        """First and one past the last column of each tile that can be varied."""
-        return tuple((tile.start, tile.stop) for tile in self._tiles)
-
-    @property
-    def tile_primes(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """(prime, power) of the extent of each of those tiles."""
-        return tuple(tuple(zip(tile.primes, tile.powers, strict=True)) for tile in self._tiles)
-
-    @property
-    def tile_limits(self) -> tuple[int, ...]:
-        """The largest innermost factor of each of those tiles."""
-        return tuple(max(tile.limit, 1) for tile in self._tiles)
 
     @property
     def thread_limits(self) -> tuple[tuple[tuple[int, ...], float, float, float], ...]:
@@ -151,23 +136,13 @@ class Arrays:
         threads = self._limits.threads if self._limits is not None else ()
         return tuple((t.extent.columns, t.extent.constant, t.low, t.high) for t in threads)
 
-    @property
-    def categoricals(self) -> tuple[tuple[int, int], ...]:
-        """Column and number of candidates of each categorical with several."""
-        return tuple((one.column, one.count) for one in self._categoricals)
-
-    @property
-    def place_columns(self) -> tuple[int, ...]:
-        """Columns of the sampled compute locations."""
-        return tuple(place.column for place in self._places)
-
     def random(self, count: int, rng: np.random.Generator) -> IntArray:
         """`(count, D)` programs; tiles by giving each prime factor to a level at random."""
         rows = self._examples[rng.integers(len(self._examples), size=count)].copy()
         for tile in self._tiles:
             rows[:, tile.start : tile.stop] = self._random_tile(tile, count, rng)
-        for categorical in self._categoricals:
-            rows[:, categorical.column] = rng.integers(categorical.count, size=count)
+        for column, candidates in self.categoricals:
+            rows[:, column] = rng.integers(candidates, size=count)
         for place in self._places:
             rows[:, place.column] = _draw_place(place, count, rng)
         if self._limits is not None:
@@ -193,7 +168,7 @@ class Arrays:
 
     def _move(self, out: IntArray, active: BoolArray, rng: np.random.Generator) -> None:
         """One move in every active row, in place."""
-        others = len(self._categoricals) + len(self._places)
+        others = len(self.categoricals) + len(self._places)
         if not self._tiles and not others:
             return
         share = 0.0 if not self._tiles else 1.0 if not others else _TILE_SHARE
@@ -204,12 +179,12 @@ class Arrays:
             chosen = np.flatnonzero(active & tiled & (which == index))
             if len(chosen):
                 out[chosen, tile.start : tile.stop] = _move_prime(out[chosen, tile.start : tile.stop], tile, rng)
-        for index, categorical in enumerate(self._categoricals):
+        for index, (column, count) in enumerate(self.categoricals):
             chosen = np.flatnonzero(active & ~tiled & (other == index))
-            step = rng.integers(1, categorical.count, size=len(chosen))
-            out[chosen, categorical.column] = (out[chosen, categorical.column] + step) % categorical.count
+            step = rng.integers(1, count, size=len(chosen))
+            out[chosen, column] = (out[chosen, column] + step) % count
         for index, place in enumerate(self._places):
-            chosen = np.flatnonzero(active & ~tiled & (other == len(self._categoricals) + index))
+            chosen = np.flatnonzero(active & ~tiled & (other == len(self.categoricals) + index))
             drawn = _draw_place(place, len(chosen), rng)
             if place.nest:  # half of them to a loop nearby
                 shifted = out[chosen, place.column] + rng.choice([-2, -1, 1, 2], size=len(chosen))
@@ -226,16 +201,16 @@ class Arrays:
         return self._within_limits(out, mothers, rng)
 
     def _within_limits(self, rows: IntArray, parents: IntArray, rng: np.random.Generator) -> IntArray:
-        """Rows as the target allows them, in place; what cannot be put right becomes its parent again."""
+        """Rows as the target allows them, in place; a row that cannot be repaired becomes its parent again."""
         if self._limits is not None:
             broken = ~self._limits.repair(rows, rng)
             rows[broken] = parents[broken]
         return self.normalise(rows)
 
     def normalise(self, rows: IntArray) -> IntArray:
-        """Put sampled locations right as TVM would, in trace order; `rows` is changed and returned."""
+        """Correct sampled locations as TVM would, in trace order; `rows` is changed and returned."""
         for place in self._places:
-            rows[:, place.column] = _put_right(place, rows)
+            rows[:, place.column] = _corrected(place, rows)
         return rows
 
     def values(self, row: IntArray) -> list[bytes]:
@@ -250,18 +225,18 @@ class Arrays:
             factors = values[:, tile.start : tile.stop]
             extent = int(np.prod([p**k for p, k in zip(tile.primes, tile.powers, strict=True)], dtype=np.int64))
             good &= (factors.prod(axis=1) == extent) & (factors >= 1).all(axis=1)
-            good &= factors[:, -1] <= max(tile.limit, 1)
-        for categorical in self._categoricals:
-            good &= (values[:, categorical.column] >= 0) & (values[:, categorical.column] < categorical.count)
+            good &= factors[:, -1] <= tile.limit
+        for column, count in self.categoricals:
+            good &= (values[:, column] >= 0) & (values[:, column] < count)
         for place in self._places:
-            column = values[:, place.column]
+            index = values[:, place.column]
             if not place.nest:
-                good &= np.isin(column, place.seen)
+                good &= np.isin(index, place.seen)
                 continue
             offered = _offered(place, values)
-            inside = (column >= 0) & (column < offered.shape[1])
-            at = offered[np.arange(len(values)), np.where(inside, column, 0)]
-            good &= np.where(column >= 0, inside & at, np.isin(column, (*place.seen, ROOT)))
+            inside = (index >= 0) & (index < offered.shape[1])
+            at = offered[np.arange(len(values)), np.where(inside, index, 0)]
+            good &= np.where(index >= 0, inside & at, np.isin(index, (*place.seen, ROOT)))
         return good if self._limits is None else good & self._limits.hold(values)
 
 
@@ -274,7 +249,7 @@ def _tile(slot: DecisionSlot, examples: IntArray) -> _Tile | None:
     if extent <= 1 or (products != extent).any():
         return None
     primes, powers = _factorise(extent)
-    return _Tile(slot.start, slot.stop, slot.max_innermost_factor or extent, primes, powers)
+    return _Tile(slot.start, slot.stop, max(slot.max_innermost_factor or extent, 1), primes, powers)
 
 
 def _factorise(number: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -300,7 +275,7 @@ def _ways(power: int, levels: int) -> float:
 
 def _within_limit(factors: IntArray, tile: _Tile, rng: np.random.Generator) -> IntArray:
     """Move primes out of an innermost factor that is larger than its limit, in place."""
-    while len(wrong := np.flatnonzero(factors[:, -1] > max(tile.limit, 1))):
+    while len(wrong := np.flatnonzero(factors[:, -1] > tile.limit)):
         part = factors[wrong]
         prime = some_prime(part[:, -1], tile.primes, rng)
         part[:, -1] //= prime
@@ -319,21 +294,13 @@ def _move_prime(factors: IntArray, tile: _Tile, rng: np.random.Generator) -> Int
     moved = factors.copy()
     moved[rows, source] //= prime
     moved[rows, target] *= prime
-    fits = moved[:, -1] <= max(tile.limit, 1)
+    fits = moved[:, -1] <= tile.limit
     return np.where(fits[:, None], moved, factors)
 
 
 def _offered(place: _Place, rows: IntArray) -> BoolArray:
     """`(N, loops)`: loops that TVM offers to compute a block at."""
-    extents = np.stack(
-        [
-            rows[:, list(extent.columns)].prod(axis=1) * int(extent.constant)
-            if extent.columns
-            else np.full(len(rows), int(extent.constant))
-            for extent in place.nest
-        ],
-        axis=1,
-    )
+    extents = np.stack([extent.of(rows) for extent in place.nest], axis=1)
     several = extents > 1
     reduced = np.logical_or.accumulate(several & place.reduces, axis=1)
     again = np.logical_or.accumulate(several & ~place.reduces & reduced, axis=1)
@@ -341,7 +308,7 @@ def _offered(place: _Place, rows: IntArray) -> BoolArray:
     return offered
 
 
-def _put_right(place: _Place, rows: IntArray) -> IntArray:
+def _corrected(place: _Place, rows: IntArray) -> IntArray:
     """`(N,)`: the locations as TVM would have them, the innermost loop it offers that is not inside the one named."""
     column = rows[:, place.column]
     if not place.nest:
@@ -353,7 +320,7 @@ def _put_right(place: _Place, rows: IntArray) -> IntArray:
 
 
 def _draw_place(place: _Place, count: int, rng: np.random.Generator) -> IntArray:
-    """Values that TVM drew or, where the nest is known, any loop of it (put right by `normalise`)."""
+    """Values that TVM drew or, where the nest is known, any loop of it (`normalise` corrects them)."""
     drawn = place.seen[rng.integers(len(place.seen), size=count)]
     if place.nest:
         drawn = np.where(rng.random(count) < 0.5, rng.integers(len(place.nest), size=count), drawn)
@@ -362,26 +329,19 @@ def _draw_place(place: _Place, count: int, rng: np.random.Generator) -> IntArray
 
 def _places(sketch: Sketch, slots: Sequence[DecisionSlot], examples: IntArray) -> tuple[_Place, ...]:
     arithmetic = arithmetic_of(sketch.workload_id, sketch.context or {})
-    located = {
-        row.location.column: row.location
-        for row in sketch_rows(sketch)
-        if row.location is not None and row.location.column is not None
-    }
+    located = {row.location.column: row.location for row in sketch_rows(sketch) if row.location is not None}
     places = []
     for slot in slots:
         if slot.kind is not DecisionKind.COMPUTE_LOCATION:
             continue
+        unknown = _Place(slot.start, (), np.zeros(0, np.bool_), np.unique(examples[:, slot.start]))
+        place = unknown
         location = located.get(slot.start)
         block = arithmetic.find(location.block) if arithmetic and location else None
-        known = location is not None and block is not None and len(location.nest) > 0
-        known = known and all(0 <= i < len(block.is_reduction) for i in location.iterators)  # type: ignore[union-attr]
-        nest = location.nest if known and location else ()
-        reduces = np.array([block.is_reduction[i] for i in location.iterators] if known and block and location else [])
-        place = _Place(slot.start, nest, reduces.astype(np.bool_), np.unique(examples[:, slot.start]))
-        places.append(place if _explains(place, examples) else _Place(slot.start, (), place.reduces[:0], place.seen))
+        if location and block and all(0 <= i < len(block.is_reduction) for i in location.iterators):
+            reduces = np.array([block.is_reduction[i] for i in location.iterators], np.bool_)
+            place = replace(unknown, nest=location.nest, reduces=reduces)
+        # Where the rule would not have left every example as TVM drew it, only values seen from TVM are used.
+        explained = (_corrected(place, examples) == examples[:, slot.start]).all()
+        places.append(place if explained else unknown)
     return tuple(places)
-
-
-def _explains(place: _Place, examples: IntArray) -> bool:
-    """Whether the rule would have left every example as TVM drew it; where it does not, only seen values are used."""
-    return bool((_put_right(place, examples) == examples[:, place.column]).all())

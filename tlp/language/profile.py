@@ -1,6 +1,6 @@
 """The profile of a program: what its loop nest does to memory and vector units, from sketch, decisions and arithmetic.
 
-Primitives say which loops there are; how much memory a tile touches and what an inlined block costs follows from what
+Primitives say which loops there are. How much memory a tile touches, and what an inlined block costs, follows from what
 the workload computes. Nothing is applied to a module: extents are products of decisions, footprints follow from the
 block's access coefficients (`tlp.language.arithmetic`).
 
@@ -10,10 +10,10 @@ Notation
     I  iterators of the main block                 A  accesses of the main block, 4 at most
 
 The *main block* is the one with the most work among those whose loops the sketch splits. A *level* is a run of loops
-in its nest that are of one kind (spatial or reduction) and of one split depth: S S R S R S for a tiled matmul; on a
-GPU S S S R R S R S, of which the six innermost are here: from the threads inwards. A fused loop counts as the loops it
-was made of. Of a level everything *inside* it counts too (cumulative extents). All numbers are log2, unless they are
-flags or counts:
+in its nest that are of one kind (spatial or reduction) and of one split depth: S S R S R S for a tiled matmul. On a
+GPU it is S S S R R S R S; the six innermost are described, from the threads inwards. A fused loop counts as the loops
+it was made of. A level's footprint includes everything *inside* it (cumulative extents). All numbers are log2, unless
+they are flags or counts:
 
     per level, innermost last      extent if spatial, extent if reduction, iterations inside, bytes touched inside,
                                    unrolling limit against the iterations inside;
@@ -42,7 +42,7 @@ import numpy.typing as npt
 
 from storage import Sketch
 from tlp.language.arithmetic import Access, Arithmetic, Block
-from tlp.language.rows import Loop, sketch_nests, sketch_rows
+from tlp.language.rows import Extent, Loop, sketch_nests, sketch_rows
 
 LEVELS = 6  # V
 ACCESSES = 4  # A
@@ -63,6 +63,7 @@ LINE_BYTES = 64
 LANES = (4, 8, 16)
 
 Array = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class ProfilePlan:
     Attributes:
         template: `(K,)`, what does not depend on decisions.
         iterators: iterator of each loop of the nest, outermost first.
-        extents: per loop: decision columns and constant whose product is its extent.
+        extents: per loop.
         levels: per level, innermost first: loops, and whether they are spatial.
         iterator_count: I.
         coefficients: `(dimensions of all accesses, I)`.
@@ -102,14 +103,14 @@ class ProfilePlan:
         num_bytes: per access, of an element.
         steps: `(loops, accesses)`: elements from one value of a loop's iterator to the next.
         is_reduction: per loop.
-        unroll: decision columns and constant of the unrolling limit.
+        unroll: the unrolling limit.
         iterations: of the main block, log2.
         located: blocks at sampled locations.
     """
 
     template: npt.NDArray[np.float32]
     iterators: tuple[int, ...]
-    extents: tuple[tuple[tuple[int, ...], float], ...]
+    extents: tuple[Extent, ...]
     levels: tuple[tuple[tuple[int, ...], bool], ...]
     iterator_count: int
     coefficients: Array
@@ -118,7 +119,7 @@ class ProfilePlan:
     num_bytes: tuple[int, ...]
     steps: Array
     is_reduction: tuple[bool, ...]
-    unroll: tuple[tuple[int, ...], float]
+    unroll: Extent
     iterations: float
     located: tuple[Located, ...]
 
@@ -139,12 +140,12 @@ def plan_profile(sketch: Sketch, arithmetic: Arithmetic) -> ProfilePlan:
     return ProfilePlan(
         template=_template(arithmetic, main, accesses),
         iterators=tuple(loop.iterator for loop in loops),
-        extents=tuple(_extent(loop, main) for loop in loops),
+        extents=tuple(loop.extent or Extent((), float(main.extents[loop.iterator])) for loop in loops),
         levels=_levels(loops, main),
         iterator_count=len(main.extents),
-        coefficients=np.concatenate([_matrix(main, access) for access in accesses])
-        if accesses
-        else np.zeros((0, len(main.extents))),
+        coefficients=np.concatenate(
+            [np.zeros((0, len(main.extents))), *(_matrix(main, access) for access in accesses)]
+        ),
         limits=np.array([d for shape in shapes for d in shape], np.float64),
         dims=tuple(zip(stops[:-1].tolist(), stops[1:].tolist(), strict=True)),
         num_bytes=tuple(access.num_bytes for access in accesses),
@@ -170,8 +171,26 @@ def fill_profile(plan: ProfilePlan, values: Array, decisions: npt.NDArray[Any]) 
     n = len(decisions)
     out = np.empty((PROFILE_WIDTH, n), np.float32)  # transposed: each number of all programs lies together
     out[:] = plan.template[:, None]
-    columns = np.ascontiguousarray(values.T)
-    extents = np.stack([_product(columns, *extent) for extent in plan.extents])  # (loops, N)
+    columns = np.ascontiguousarray(values.T).T  # the values of a decision lie together
+    extents = np.stack([extent.of(columns) for extent in plan.extents])  # (loops, N)
+    unroll = np.log2(1.0 + plan.unroll.of(columns))
+    iterations, run = _fill_levels(out, plan, extents, unroll)
+    _fill_vector(out[VECTOR], run, iterations, plan)
+    _fill_loops(out[LOOP], plan, extents)
+    out[PROGRAM.start] = unroll
+    for i, located in enumerate(plan.located):
+        rows = out[LOCATION.start + i * LOCATION_WIDTH : LOCATION.start + (i + 1) * LOCATION_WIDTH]
+        _fill_location(rows, plan, located, decisions[:, located.column], extents)
+    return np.ascontiguousarray(out.T)
+
+
+def _fill_levels(out: Rows, plan: ProfilePlan, extents: Array, unroll: Array) -> tuple[Array, Array]:
+    """Every level's trips and footprint.
+
+    Returns:
+        `(N,)` iterations inside the innermost level, and `(N,)` the output's run there in elements.
+    """
+    n = extents.shape[1]
     inside = np.ones((plan.iterator_count, len(plan.levels), n))  # (I, V, N)
     current = np.ones((plan.iterator_count, n))
     for level, (loops, spatial) in enumerate(plan.levels):
@@ -182,7 +201,6 @@ def fill_profile(plan: ProfilePlan, values: Array, decisions: npt.NDArray[Any]) 
         inside[:, level] = current
         out[(LEVELS - 1 - level) * LEVEL_WIDTH + (0 if spatial else 1)] = np.log2(trips)
     iterations = inside.prod(axis=0)  # (V, N)
-    unroll = np.log2(1.0 + _product(columns, *plan.unroll))
     spans = _spans(plan.coefficients, plan.limits, inside.reshape(plan.iterator_count, -1))
     logs = np.log2(spans)
     total = np.zeros(logs.shape[1])
@@ -201,17 +219,10 @@ def fill_profile(plan: ProfilePlan, values: Array, decisions: npt.NDArray[Any]) 
         rows[4] = unroll - rows[2]
         for i, numbers in enumerate(footprints):
             rows[5 + i] = numbers[part]
-    run = spans[plan.dims[0][1] - 1, :n] if plan.dims else np.ones(n)
-    _fill_vector(out[VECTOR], run, iterations[0], plan)
-    _fill_loops(out[LOOP], plan, extents)
-    out[PROGRAM.start] = unroll
-    for i, located in enumerate(plan.located):
-        rows = out[LOCATION.start + i * LOCATION_WIDTH : LOCATION.start + (i + 1) * LOCATION_WIDTH]
-        _fill_location(rows, plan, located, decisions[:, located.column], extents)
-    return np.ascontiguousarray(out.T)
+    return iterations[0], spans[plan.dims[0][1] - 1, :n] if plan.dims else np.ones(n)
 
 
-def _fill_vector(out: npt.NDArray[np.float32], run: Array, inside: Array, plan: ProfilePlan) -> None:
+def _fill_vector(out: Rows, run: Array, inside: Array, plan: ProfilePlan) -> None:
     """`(13, N)`: the innermost run of the output as vectors."""
     whole = run.astype(np.int64)
     beside = inside / np.maximum(run, 1.0)
@@ -226,28 +237,26 @@ def _fill_vector(out: npt.NDArray[np.float32], run: Array, inside: Array, plan: 
     out[12] = np.log2(beside)
 
 
-def _fill_loops(out: npt.NDArray[np.float32], plan: ProfilePlan, extents: Array) -> None:
+def _fill_loops(out: Rows, plan: ProfilePlan, extents: Array) -> None:
     """`(3·(2 + A), N)`: the innermost loops that run more than once."""
     n = extents.shape[1]
-    found = np.zeros(n, np.int64)
+    described = np.zeros(n, np.int64)  # loops so far
     inside = np.ones((plan.iterator_count, n))
     for loop in range(len(extents) - 1, -1, -1):
         iterator = plan.iterators[loop]
-        (programs,) = np.nonzero((extents[loop] > 1.0) & (found < LOOPS))
-        rows = found[programs] * LOOP_WIDTH
+        (programs,) = np.nonzero((extents[loop] > 1.0) & (described < LOOPS))
+        rows = described[programs] * LOOP_WIDTH
         out[rows, programs] = np.log2(extents[loop, programs])
         if plan.is_reduction[loop]:
             out[rows + 1, programs] = 1.0
         for access, step in enumerate(plan.steps[loop]):
             if step:
                 out[rows + 2 + access, programs] = np.log2(1.0 + step * inside[iterator, programs])
-        found[programs] += 1
+        described[programs] += 1
         inside[iterator] *= extents[loop]
 
 
-def _fill_location(
-    out: npt.NDArray[np.float32], plan: ProfilePlan, located: Located, index: npt.NDArray[Any], extents: Array
-) -> None:
+def _fill_location(out: Rows, plan: ProfilePlan, located: Located, index: npt.NDArray[Any], extents: Array) -> None:
     """`(9, N)`: what a block costs where it was put. `index`: -1 root, -2 inlined, else a loop of the main nest."""
     n = len(index)
     inlined, placed = index == -2, index >= 0
@@ -261,9 +270,9 @@ def _fill_location(
             inside[plan.iterators[loop]] *= np.where(deeper, extent, 1.0)
             outside *= np.where(deeper, 1.0, extent)
         logs = np.log2(_spans(located.coefficients, located.shape, inside))
-        there = logs.sum(axis=0)
-        work = np.where(placed, np.log2(outside) + there, work)
-        elements = np.where(placed, there, elements)
+        touched = logs.sum(axis=0)
+        work = np.where(placed, np.log2(outside) + touched, work)
+        elements = np.where(placed, touched, elements)
         run = np.where(placed, logs[-1], run)
     out[0] = 1.0
     out[1] = index == -1
@@ -285,20 +294,6 @@ def _spans(coefficients: Array, limits: Array, inside: Array) -> Array:
     spans: Array = coefficients @ (inside - 1.0)
     spans += 1.0
     return np.minimum(spans, limits[:, None], out=spans)
-
-
-def _product(columns: Array, wanted: tuple[int, ...], constant: float) -> Array:
-    """`(N,)`: constant × Π columns."""
-    product = np.full(columns.shape[1], constant)
-    for column in wanted:
-        product *= columns[column]
-    return product
-
-
-def _extent(loop: Loop, main: Block) -> tuple[tuple[int, ...], float]:
-    if loop.extent is None:
-        return (), float(main.extents[loop.iterator])
-    return loop.extent.columns, loop.extent.constant
 
 
 def _levels(loops: tuple[Loop, ...], main: Block) -> tuple[tuple[tuple[int, ...], bool], ...]:
@@ -333,12 +328,12 @@ def _step(main: Block, access: Access, iterator: int) -> float:
     return float(matrix[:, iterator] @ strides)
 
 
-def unroll_limit(sketch: Sketch) -> tuple[tuple[int, ...], float]:
-    """The unrolling limit that a sketch asks for: decision columns and a constant, whose product it is; 0: none."""
+def unroll_limit(sketch: Sketch) -> Extent:
+    """The unrolling limit that a sketch asks for; 0: none."""
     for row in sketch_rows(sketch):
         if row.kind == "Annotate" and any("unroll" in word for word in row.words) and row.scalars:
-            return row.scalars[0].columns, row.scalars[0].constant
-    return (), 0.0
+            return row.scalars[0]
+    return Extent((), 0.0)
 
 
 def _located(arithmetic: Arithmetic, main: Block, name: str, column: int) -> Located:

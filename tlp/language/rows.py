@@ -1,30 +1,41 @@
 """A sketch read as rows: one row per primitive that transforms the program, its numbers still symbolic.
 
-An Ansor step carries its own numbers; a MetaSchedule instruction refers to handles that other instructions made. This
-module follows the handles, so that a row again carries its own block name, loop and numbers, and drops the
-instructions that only make handles or draw decisions:
+An Ansor step carries its own numbers; a MetaSchedule instruction refers to handles that earlier instructions made. This
+module follows the handles, so that a row again has its own block name, loop and numbers, and drops the instructions
+that only make handles or draw decisions:
 
     dropped     GetSBlock, GetLoops, GetConsumers, GetProducers, GetChildBlocks, GetOutputBlocks, Sample*
     kept        everything else, in trace order
 
-What is followed, per block: the nest of its loops, outermost first. `GetLoops` starts it; `Split` and `Fuse` replace
-loops; `Reorder` permutes those it names; `RFactor`'s new block starts with a copy of its parent's nest.
-The *anchor* is the block whose nest was changed last: a sampled compute location is an index into its loops.
+Per block, it follows the *nest* of its loops, outermost first. `GetLoops` starts it; `Split` and `Fuse` replace loops;
+`Reorder` permutes those it names; `RFactor`'s new block starts with a copy of its parent's nest. The *anchor* is the
+block whose nest changed last: a sampled compute location is an index into its loops.
 
-The extent of a loop is a product of decisions and a constant (`Extent`); a loop that was never split has none here
-(it is the workload's, not the schedule's) and counts as 1.
+The extent of a loop is a product of decisions and a constant (`Extent`). A loop that was never split has none here (its
+extent is the workload's, not the schedule's) and counts as 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from storage import Sketch
 from tlp.core.errors import InvalidInputError
-from tlp.language.sketch import LANGUAGE, DecisionKind, DecisionSlot, Instruction, malformed, parse_sketch
+from tlp.language.sketch import (
+    LANGUAGE,
+    DecisionKind,
+    DecisionSlot,
+    Instruction,
+    malformed,
+    parse_sketch,
+    read_sketch,
+)
 
 HANDLE_KINDS = frozenset(
     {"GetSBlock", "GetBlock", "GetLoops", "GetConsumers", "GetProducers", "GetChildBlocks", "GetOutputBlocks"}
@@ -44,6 +55,13 @@ class Extent:
         """The product."""
         return Extent((*self.columns, *other.columns), self.constant * other.constant)
 
+    def of(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """`(N, ≥ D)` values of decisions → `(N,)`."""
+        product = np.full(len(values), self.constant)
+        for column in self.columns:
+            product *= values[:, column]
+        return product
+
 
 ONE = Extent()
 
@@ -52,10 +70,7 @@ def collapse(nest: Sequence[Extent], limit: int) -> list[Extent]:
     """A nest, innermost first, in at most `limit` extents: the outer rest becomes one product."""
     if len(nest) <= limit:
         return list(nest)
-    rest = ONE
-    for extent in nest[limit - 1 :]:
-        rest = rest.times(extent)
-    return [*nest[: limit - 1], rest]
+    return [*nest[: limit - 1], reduce(Extent.times, nest[limit - 1 :])]
 
 
 @dataclass(frozen=True)
@@ -122,6 +137,10 @@ class WalkState:
             return ""
         return self.blocks.get(handle) or self.blocks.get(self.owner.get(handle, ""), "")
 
+    def nest_of(self, loop: str) -> list[str]:
+        """The nest that a loop is, or was, in; empty if unknown."""
+        return self.nests.get(self.owner.get(loop, ""), [])
+
     def of(self, handle: Any) -> Extent:
         """Extent of a loop, a variable or a literal; 1 if unknown (`None` factors, loops never split)."""
         if isinstance(handle, (int, float)) and not isinstance(handle, bool):
@@ -135,7 +154,7 @@ class WalkState:
         return self.fused.get(loop, (loop,))
 
     def derive(self, loop: str, outputs: Sequence[str]) -> None:
-        """`outputs` take the place of `loop` in its nest."""
+        """Put `outputs` in the place of `loop` in its nest."""
         block = self.owner.get(loop, "")
         for out in outputs:
             self.owner[out] = block
@@ -146,113 +165,98 @@ class WalkState:
             nest[at : at + 1] = outputs
             self.anchor = block
 
+    def make_handles(self, instruction: Instruction) -> None:
+        """Follow an instruction that only makes handles."""
+        kind, inputs, attrs, outputs = instruction
+        if kind in ("GetSBlock", "GetBlock"):
+            self.blocks[outputs[0]] = str(attrs[0])
+        elif kind == "GetLoops":
+            block = str(inputs[0])
+            self.nests[block] = list(outputs)
+            self.loops[block] = len(outputs)
+            for i, loop in enumerate(outputs):
+                self.owner[loop] = block
+                self.position[loop] = i + 1
+        else:  # GetConsumers → "consumer", GetProducers → "producer", …
+            name = kind.removeprefix("Get").removesuffix("s").lower()
+            self.blocks.update(dict.fromkeys(outputs, name))
 
-def _handles(state: WalkState, instruction: Instruction) -> None:
-    """Follow an instruction that only makes handles."""
-    kind, inputs, attrs, outputs = instruction
-    if kind in ("GetSBlock", "GetBlock"):
-        state.blocks[outputs[0]] = str(attrs[0])
-    elif kind == "GetLoops":
-        block = str(inputs[0])
-        state.nests[block] = list(outputs)
-        state.loops[block] = len(outputs)
-        for i, loop in enumerate(outputs):
-            state.owner[loop] = block
-            state.position[loop] = i + 1
-    else:  # GetConsumers → "consumer", GetProducers → "producer", …
-        name = kind.removeprefix("Get").removesuffix("s").lower()
-        state.blocks.update(dict.fromkeys(outputs, name))
+    def sample(self, slot: DecisionSlot, outputs: Sequence[str]) -> None:
+        """Bind the outputs of a sampling instruction to their decisions."""
+        if slot.kind is DecisionKind.COMPUTE_LOCATION:
+            self.locations[outputs[0]] = slot.start
+        else:
+            self.extent.update((out, Extent((slot.start + i,))) for i, out in enumerate(outputs))
 
+    def transform(self, instruction: Instruction) -> Row:
+        """The row of a transforming instruction; follows what it does to the nests."""
+        kind, inputs, _attrs, outputs = instruction
+        first: str = inputs[0] if inputs and isinstance(inputs[0], str) else ""
+        loop, words = self.position.get(first, 0), (self.word(first),)
+        if kind == "Split":
+            factors = tuple(self.of(factor) for factor in inputs[1:])
+            scalars = (Extent((), float(self.loops.get(self.owner.get(first, ""), 0))),)
+            self.derive(first, outputs)
+            self.extent.update(zip(outputs, factors, strict=False))
+            self.depth.update({out: i for i, out in enumerate(outputs)})
+            return Row(kind, words, loop, scalars, factors)
+        if kind == "Fuse":
+            product = reduce(Extent.times, map(self.of, inputs), ONE)
+            for handle in inputs[1:]:
+                nest = self.nest_of(handle)
+                if handle in nest:
+                    nest.remove(handle)
+            self.derive(first, outputs)
+            self.extent[outputs[0]] = product
+            self.fused[outputs[0]] = tuple(dict.fromkeys(part for handle in inputs for part in self.parts(handle)))
+            return Row(kind, words, loop, (), (product,))
+        if kind == "Reorder":
+            self.anchor = self.owner.get(first, "")
+            named = iter(inputs)
+            nest = [next(named) if handle in inputs else handle for handle in self.nests.get(self.anchor, [])]
+            self.nests[self.anchor] = nest
+            return Row(kind, words, nest=tuple(self.of(handle) for handle in reversed(inputs)))
+        if kind in COMPUTE_AT:
+            if inputs[1] in self.locations:
+                self.located.append((words[0], self.locations[inputs[1]]))
+            return Row(kind, words, self.position.get(inputs[1], 0), location=self._location(first, inputs[1]))
+        return self._other(instruction, first, loop)
 
-def _sample(state: WalkState, slot: DecisionSlot, outputs: Sequence[str]) -> None:
-    """Bind the outputs of a sampling instruction to their decisions."""
-    if slot.kind is DecisionKind.COMPUTE_LOCATION:
-        state.locations[outputs[0]] = slot.start
-    else:
-        for i, out in enumerate(outputs):
-            state.extent[out] = Extent((slot.start + i,))
+    def _location(self, block: str, loop: Any) -> Location:
+        if loop in self.locations:
+            anchor = self.anchor if self.anchor != block else ""
+            handles = self.nests.get(anchor, [])
+            parts = tuple(self.position.get(handle, 0) - 1 for handle in handles)
+            nest = tuple(map(self.of, handles))
+            return Location(self.locations[loop], 0, nest, self.blocks.get(anchor, ""), parts)
+        handles = self.nest_of(loop)
+        return Location(None, handles.index(loop) if loop in handles else -1, tuple(map(self.of, handles)))
 
-
-def _location(state: WalkState, block: str, loop: Any) -> Location:
-    if loop in state.locations:
-        anchor = state.anchor if state.anchor != block else ""
-        handles = state.nests.get(anchor, [])
-        nest = tuple(state.of(handle) for handle in handles)
-        parts = tuple(state.position.get(handle, 0) - 1 for handle in handles)
-        return Location(state.locations[loop], 0, nest, state.blocks.get(anchor, ""), parts)
-    handles = state.nests.get(state.owner.get(loop, ""), [])
-    index = handles.index(loop) if loop in handles else -1
-    return Location(None, index, tuple(state.of(handle) for handle in handles))
-
-
-def _row(state: WalkState, instruction: Instruction) -> Row:
-    """The row of a transforming instruction; follows what it does to the nests."""
-    kind, inputs, attrs, outputs = instruction
-    first: str = inputs[0] if inputs and isinstance(inputs[0], str) else ""
-    loop = state.position.get(first, 0)
-    words = [state.word(first)]
-    if kind == "Split":
-        factors = tuple(state.of(f) for f in inputs[1:])
-        scalars = (Extent((), float(state.loops.get(state.owner.get(first, ""), 0))),)
-        state.derive(first, outputs)
-        state.extent.update(zip(outputs, factors, strict=False))
-        state.depth.update({out: i for i, out in enumerate(outputs)})
-        return Row(kind, tuple(words), loop, scalars, factors)
-    if kind == "Fuse":
-        product = ONE
-        for handle in inputs:
-            product = product.times(state.of(handle))
-        for handle in inputs[1:]:
-            nest = state.nests.get(state.owner.get(handle, ""), [])
-            if handle in nest:
-                nest.remove(handle)
-        state.derive(first, outputs)
-        state.extent[outputs[0]] = product
-        state.fused[outputs[0]] = tuple(dict.fromkeys(part for handle in inputs for part in state.parts(handle)))
-        return Row(kind, tuple(words), loop, (), (product,))
-    if kind == "Reorder":
-        block = state.owner.get(first, "")
-        nest = state.nests.get(block, [])
-        named = iter(inputs)
-        state.nests[block] = [next(named) if handle in inputs else handle for handle in nest]
-        state.anchor = block
-        return Row(kind, tuple(words), nest=tuple(state.of(handle) for handle in reversed(inputs)))
-    if kind in COMPUTE_AT:
-        if inputs[1] in state.locations:
-            state.located.append((state.word(first), state.locations[inputs[1]]))
-        return Row(kind, tuple(words), state.position.get(inputs[1], 0), location=_location(state, first, inputs[1]))
-    if kind == "RFactor":
-        parent = state.owner.get(first, "")
-        state.nests[outputs[0]] = list(state.nests.get(parent, ()))
-        state.anchor = parent
-    for out in outputs:
-        if out.startswith("b"):
-            state.blocks[out] = state.word(first)
-        elif first:
-            state.derive(first, [out])
-    scalars_: list[Extent] = []
-    for value in (*attrs, *inputs[1:]):
-        if kind == "Annotate" and isinstance(value, list) and value:
-            value = value[-1]  # of a software pipeline's stages: the one that uses what the others fetched
-        if isinstance(value, str) and value in state.extent:
-            scalars_.append(state.extent[value])
-        elif isinstance(value, str):
-            words.append(value)
-        elif isinstance(value, (int, float)):
-            if not abs(value) < _TOO_LARGE or (value < 0 and any("unroll" in word for word in words)):
-                raise ValueError(f"{value} is out of range")
-            scalars_.append(Extent((), float(value)))
-    factors = (state.of(first),) if loop else ()
-    return Row(kind, tuple(words[:3]), loop, tuple(scalars_[:2]), factors)
-
-
-def read_rows(instructions: Sequence[Instruction], slots: Sequence[DecisionSlot]) -> tuple[Row, ...]:
-    """The rows of a list of instructions.
-
-    Raises:
-        InvalidInputError: an instruction is not `[kind, inputs, attrs, outputs]` with what its kind needs.
-    """
-    return _walk(instructions, slots)[0]
+    def _other(self, instruction: Instruction, first: str, loop: int) -> Row:
+        """A primitive whose texts and numbers are taken as they come."""
+        kind, inputs, attrs, outputs = instruction
+        if kind == "RFactor":
+            self.anchor = self.owner.get(first, "")
+            self.nests[outputs[0]] = list(self.nests.get(self.anchor, ()))
+        words, scalars = [self.word(first)], list[Extent]()
+        for out in outputs:
+            if out.startswith("b"):
+                self.blocks[out] = words[0]
+            elif first:
+                self.derive(first, [out])
+        for value in (*attrs, *inputs[1:]):
+            if kind == "Annotate" and isinstance(value, list) and value:
+                value = value[-1]  # of a software pipeline's stages: the one that uses what the others fetched
+            if isinstance(value, str) and value in self.extent:
+                scalars.append(self.extent[value])
+            elif isinstance(value, str):
+                words.append(value)
+            elif isinstance(value, (int, float)):
+                if not abs(value) < _TOO_LARGE or (value < 0 and any("unroll" in word for word in words)):
+                    raise ValueError(f"{value} is out of range")
+                scalars.append(Extent((), float(value)))
+        factors = (self.of(first),) if loop else ()
+        return Row(kind, tuple(words[:3]), loop, tuple(scalars[:2]), factors)
 
 
 def follow(
@@ -261,7 +265,7 @@ def follow(
     """Each instruction with its row, if it has one, and what is known after it (one object, which changes).
 
     Raises:
-        InvalidInputError: as `read_rows`.
+        InvalidInputError: an instruction is not `[kind, inputs, attrs, outputs]` with what its kind needs.
     """
     state = WalkState()
     by_instruction = {slot.instruction: slot for slot in slots}
@@ -269,24 +273,34 @@ def follow(
         row = None
         try:
             if index in by_instruction:
-                _sample(state, by_instruction[index], instruction[3])
+                state.sample(by_instruction[index], instruction[3])
             elif instruction[0] in HANDLE_KINDS:
-                _handles(state, instruction)
+                state.make_handles(instruction)
             else:
-                row = _row(state, instruction)
+                row = state.transform(instruction)
         except (AttributeError, LookupError, TypeError, ValueError, StopIteration) as exc:
             raise malformed(index, instruction, exc) from exc
         yield instruction, row, state
 
 
-def _walk(instructions: Sequence[Instruction], slots: Sequence[DecisionSlot]) -> tuple[tuple[Row, ...], WalkState]:
-    steps = [(row, state) for _, row, state in follow(instructions, slots)]
-    return tuple(row for row, _ in steps if row is not None), steps[-1][1] if steps else WalkState()
+@lru_cache(maxsize=4096)
+def _rows_of_text(instructions_json: str) -> tuple[Row, ...]:
+    return tuple(row for _, row, _ in follow(*parse_sketch(instructions_json)) if row is not None)
+
+
+def sketch_rows(sketch: Sketch) -> tuple[Row, ...]:
+    """The rows of a stored sketch, cached.
+
+    Raises:
+        InvalidInputError: the sketch is of another schedule language, or malformed.
+    """
+    read_sketch(sketch, LANGUAGE, parse_sketch)
+    return _rows_of_text(sketch.instructions_json)
 
 
 @dataclass(frozen=True)
 class Loop:
-    """One loop of a block's final nest. A fused loop is there as the loops that it was made of.
+    """One loop of a block's final nest. A fused loop stands there as the loops that it was made of.
 
     Attributes:
         iterator: which of the block's original loops it is a part of, 0 the outermost.
@@ -318,8 +332,9 @@ def sketch_nests(sketch: Sketch) -> Nests:
     Raises:
         InvalidInputError: the sketch is of another schedule language, or malformed.
     """
-    sketch_rows(sketch)  # refuses what is not a sketch of this language
-    _, state = _walk(*parse_sketch(sketch.instructions_json))
+    state = WalkState()
+    for _, _, state in follow(*read_sketch(sketch, LANGUAGE, parse_sketch)):  # noqa: B007  (the last one counts)
+        pass
     loops: dict[str, tuple[Loop, ...]] = {}
     for handle, nest in state.nests.items():
         unfused = [part for loop in nest for part in (state.parts(loop) if isinstance(loop, str) else (loop,))]
@@ -330,28 +345,3 @@ def sketch_nests(sketch: Sketch) -> Nests:
         parts = tuple(Loop(state.position[loop] - 1, state.depth.get(loop), state.extent.get(loop)) for loop in unfused)
         loops.setdefault(state.blocks.get(handle, ""), parts)
     return Nests(loops, tuple(state.located))
-
-
-@lru_cache(maxsize=4096)
-def _rows_of_text(instructions_json: str) -> tuple[Row, ...]:
-    return read_rows(*parse_sketch(instructions_json))
-
-
-def sketch_rows(sketch: Sketch) -> tuple[Row, ...]:
-    """The rows of a stored sketch, cached.
-
-    Raises:
-        InvalidInputError: the sketch is of another schedule language, or malformed.
-    """
-    if sketch.language != LANGUAGE:
-        raise InvalidInputError(f"sketch {sketch.sketch_id} is in language {sketch.language!r}, not {LANGUAGE!r}")
-    slots = parse_sketch(sketch.instructions_json)[1]
-    if sketch.decision_width != (slots[-1].stop if slots else 0):
-        raise InvalidInputError(f"sketch {sketch.sketch_id} takes other decisions than its {sketch.decision_width}")
-    return _rows_of_text(sketch.instructions_json)
-
-
-def sketch_words(sketch: Sketch) -> tuple[set[str], set[str]]:
-    """The kinds and the words that the sketch's rows use."""
-    rows = sketch_rows(sketch)
-    return {row.kind for row in rows}, {word for row in rows for word in row.words if word}

@@ -1,8 +1,9 @@
 """A MetaSchedule trace as a sketch plus a vector of integers, and back.
 
-A trace is a list of instructions with decisions for its sampling instructions; everything before `EnterPostproc` was
-decided by the search, the rest follows (post-processors). The *sketch* is that first part with the decisions taken
-out; a *program* is a sketch and one integer vector. Both are plain JSON: this module needs no TVM.
+A *trace* is a list of instructions, most of them schedule primitives, with decisions for its sampling instructions. The
+search decided everything before `EnterPostproc`; what comes after it follows (post-processors). The *sketch* is the
+first part with the decisions taken out. A *program* is a sketch and one integer vector, the *decisions*. Both are plain
+JSON: this module needs no TVM.
 
 Decision vector, instruction by instruction in trace order (`DecisionSlot`):
 
@@ -16,7 +17,7 @@ Source: `tvm/src/s_tir/schedule/trace.cc` (JSON form `[instructions, decisions]`
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -44,11 +45,11 @@ class DecisionKind(StrEnum):
 
 @dataclass(frozen=True)
 class DecisionSlot:
-    """Where the decision of one sampling instruction lies in the decision vector.
+    """Where the decisions of one instruction lie in the decision vector.
 
     Attributes:
         instruction: index into the sketch's instructions.
-        kind: the sampling primitive.
+        kind: the sampling primitive (`DecisionKind`); in `tlp.language.ansor` the kind of the step.
         start: first position in the decision vector.
         width: how many integers it takes.
         candidates: values to choose from (SampleCategorical), else empty.
@@ -56,7 +57,7 @@ class DecisionSlot:
     """
 
     instruction: int
-    kind: DecisionKind
+    kind: str
     start: int
     width: int
     candidates: tuple[float, ...] = ()
@@ -66,6 +67,14 @@ class DecisionSlot:
     def stop(self) -> int:
         """One past the last position."""
         return self.start + self.width
+
+    @property
+    def is_tile(self) -> bool:
+        """Whether it holds the factors of a tile."""
+        return self.kind in (DecisionKind.TILE, DecisionKind.PARTITIONED_TILE)
+
+
+Parsed = tuple[tuple[Instruction, ...], tuple[DecisionSlot, ...]]
 
 
 def decision_slots(instructions: Sequence[Instruction]) -> tuple[DecisionSlot, ...]:
@@ -79,14 +88,15 @@ def decision_slots(instructions: Sequence[Instruction]) -> tuple[DecisionSlot, .
     for index, instruction in enumerate(instructions):
         try:
             kind, _inputs, attrs, _outputs = instruction
-            if kind in (DecisionKind.TILE, DecisionKind.PARTITIONED_TILE):
-                slot = DecisionSlot(index, DecisionKind(kind), start, int(attrs[0]), (), int(attrs[-1]))
-            elif kind == DecisionKind.CATEGORICAL:
-                slot = DecisionSlot(index, DecisionKind.CATEGORICAL, start, 1, tuple(attrs[0]))
-            elif kind == DecisionKind.COMPUTE_LOCATION:
-                slot = DecisionSlot(index, DecisionKind.COMPUTE_LOCATION, start, 1)
-            else:
-                continue
+            match kind:
+                case DecisionKind.TILE | DecisionKind.PARTITIONED_TILE:
+                    slot = DecisionSlot(index, DecisionKind(kind), start, int(attrs[0]), (), int(attrs[-1]))
+                case DecisionKind.CATEGORICAL:
+                    slot = DecisionSlot(index, DecisionKind.CATEGORICAL, start, 1, tuple(attrs[0]))
+                case DecisionKind.COMPUTE_LOCATION:
+                    slot = DecisionSlot(index, DecisionKind.COMPUTE_LOCATION, start, 1)
+                case _:
+                    continue
             if not 0 < slot.width <= _MAX_WIDTH or not all(map(_is_size, slot.candidates)):
                 raise ValueError("it draws no sizes")
         except (LookupError, OverflowError, TypeError, ValueError) as exc:
@@ -109,7 +119,7 @@ def malformed(index: int, instruction: Any, why: object) -> InvalidInputError:
 
 
 @lru_cache(maxsize=4096)
-def parse_sketch(instructions_json: str) -> tuple[tuple[Instruction, ...], tuple[DecisionSlot, ...]]:
+def parse_sketch(instructions_json: str) -> Parsed:
     """Instructions and decision slots of a stored sketch; cached, do not modify.
 
     Raises:
@@ -122,17 +132,26 @@ def parse_sketch(instructions_json: str) -> tuple[tuple[Instruction, ...], tuple
     if not isinstance(instructions, list):
         raise InvalidInputError("not a sketch: a list of instructions is expected")
     for index, instruction in enumerate(instructions):
-        good = (
-            isinstance(instruction, list)
-            and len(instruction) == 4
-            and isinstance(instruction[0], str)
-            and instruction[0] != ""
-            and all(isinstance(part, list) for part in instruction[1:])
-            and all(isinstance(output, str) for output in instruction[3])
-        )
-        if not good:
-            raise malformed(index, instruction, "not [kind, inputs, attrs, outputs]")
+        match instruction:
+            case [str(kind), list(), list(), list(outputs)] if kind and all(isinstance(o, str) for o in outputs):
+                pass
+            case _:
+                raise malformed(index, instruction, "not [kind, inputs, attrs, outputs]")
     return tuple(instructions), decision_slots(instructions)
+
+
+def read_sketch(sketch: Sketch, language: str, parse: Callable[[str], Parsed]) -> Parsed:
+    """Instructions and decision slots of a stored sketch, read by its language's `parse_sketch`.
+
+    Raises:
+        InvalidInputError: the sketch is of another schedule language or malformed, or its width is another.
+    """
+    if sketch.language != language:
+        raise InvalidInputError(f"sketch {sketch.sketch_id} is of language {sketch.language!r}, not {language!r}")
+    instructions, slots = parse(sketch.instructions_json)
+    if sketch.decision_width != (slots[-1].stop if slots else 0):
+        raise InvalidInputError(f"sketch {sketch.sketch_id} takes other decisions than its {sketch.decision_width}")
+    return instructions, slots
 
 
 def split_trace(trace: Sequence[Any]) -> tuple[list[Instruction], dict[int, Any]]:
@@ -181,23 +200,57 @@ def to_trace(sketch: Sketch, decisions: Sequence[int]) -> list[Any]:
     Raises:
         InvalidInputError: the vector has not the sketch's width.
     """
-    if len(decisions) != sketch.decision_width:
-        raise InvalidInputError(
-            f"sketch {sketch.sketch_id} takes {sketch.decision_width} decisions, {len(decisions)} given"
-        )
+    check_width(sketch, decisions)
     instructions, slots = parse_sketch(sketch.instructions_json)
     pairs: list[Any] = []
     for slot in slots:
         values = [int(v) for v in decisions[slot.start : slot.stop]]
-        tiled = slot.kind in (DecisionKind.TILE, DecisionKind.PARTITIONED_TILE)
-        pairs.append([slot.instruction, values if tiled else values[0]])
+        pairs.append([slot.instruction, values if slot.is_tile else values[0]])
     return [json.loads(json.dumps(instructions)), pairs]
+
+
+def check_width(sketch: Sketch, decisions: Sequence[int]) -> None:
+    """Raises InvalidInputError: the vector has not the sketch's width."""
+    if len(decisions) != sketch.decision_width:
+        raise InvalidInputError(
+            f"sketch {sketch.sketch_id} takes {sketch.decision_width} decisions, {len(decisions)} given"
+        )
+
+
+def decision_values(sketch: Sketch, decisions: npt.NDArray[Any], *, room: int = 0) -> npt.NDArray[np.float64]:
+    """What the decisions of N programs stand for: themselves, or the candidate that a categorical chose.
+
+    Args:
+        sketch: of the programs.
+        decisions: `(N, D)`.
+        room: columns to leave for the caller behind the decisions, not initialised.
+
+    Returns:
+        `(N, D + room)`.
+
+    Raises:
+        InvalidInputError: a decision is no index of its candidates.
+    """
+    n, width = decisions.shape
+    values = np.empty((n, width + room))
+    values[:, :width] = decisions
+    for slot in parse_sketch(sketch.instructions_json)[1]:
+        if slot.kind != DecisionKind.CATEGORICAL:
+            continue
+        chosen = decisions[:, slot.start]
+        if n and (chosen.min() < 0 or chosen.max() >= len(slot.candidates)):
+            raise InvalidInputError(
+                f"decision {slot.start} must be an index below {len(slot.candidates)}, "
+                f"found {chosen.min()} to {chosen.max()}"
+            )
+        values[:, slot.start] = np.asarray(slot.candidates, np.float64)[chosen]
+    return values
 
 
 def by_sketch(
     programs: Sequence[tuple[Sketch, Sequence[int]]],
 ) -> Iterator[tuple[list[int], Sketch, npt.NDArray[np.int64]]]:
-    """Programs of any sketches, sketch by sketch: their places in the sequence, the sketch, `(n, D)` decisions."""
+    """Programs sketch by sketch: their indices in the sequence, the sketch, and its `(n, D)` decisions."""
     places: dict[str, list[int]] = {}
     for index, (sketch, _) in enumerate(programs):
         places.setdefault(sketch.sketch_id, []).append(index)

@@ -1,9 +1,8 @@
 """Names of schedule primitives, blocks and annotations as numbers that never change once given out.
 
-Two lists, because they are used differently: *kinds* are the primitives and become a one-hot, *words* are everything
-else written as text in a trace (block names, annotation keys and values, scopes, thread tags) and become tokens.
-In both lists 0 is padding ("nothing here") and 1 is "never seen". A vocabulary only grows at its end, so a
-model that was trained with a shorter one reads every old program as before.
+There are two lists. *Kinds* are the primitives; they become a one-hot. *Words* are all other texts of a trace (block
+names, annotation keys and values, scopes, thread tags); they become tokens. In both, 0 is padding ("nothing here") and
+1 is "never seen". A vocabulary only grows at its end: a model trained with a shorter one reads old programs as before.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ _SUFFIX = re.compile(r"(_\d+)+$")
 
 
 def normalise_word(text: str) -> str:
-    """The word of a name: quotes off, and TVM's numbering of repeated blocks (`T_add_1` → `T_add`) off."""
+    """The word of a name: without quotes and without TVM's numbering of repeated blocks (`T_add_1` → `T_add`)."""
     word = text.strip('"')
     return _SUFFIX.sub("", word) or word
 
@@ -103,15 +102,15 @@ class Vocabulary:
         Raises:
             ModelFormatError: not of that form, or a name occurs twice.
         """
-        lists = [value.get(key) for key in ("kinds", "words")]
-        if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in lists):
-            raise ModelFormatError(
-                "vocabulary.json needs the lists 'kinds' and 'words', of texts", next_command="tlp train --from-scratch"
-            )
-        kinds, words = (tuple(names or ()) for names in lists)
-        if len(set(kinds)) != len(kinds) or len(set(words)) != len(words):
-            raise ModelFormatError(
-                "vocabulary.json holds a name twice, so its numbers are ambiguous",
-                next_command="tlp train --from-scratch",
-            )
-        return Vocabulary(kinds, words)
+        kinds, words = (value.get(key) for key in ("kinds", "words"))
+        for names in (kinds, words):
+            if (
+                not isinstance(names, list)
+                or not all(isinstance(n, str) for n in names)
+                or len(set(names)) < len(names)
+            ):
+                raise ModelFormatError(
+                    "vocabulary.json needs the lists 'kinds' and 'words', of texts that occur once",
+                    next_command="tlp train --from-scratch",
+                )
+        return Vocabulary(tuple(kinds or ()), tuple(words or ()))

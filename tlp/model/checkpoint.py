@@ -23,7 +23,8 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from tlp.core.errors import InvalidInputError, ModelFormatError
-from tlp.language.encoders import ANSOR, ENCODER_VERSIONS, Encoder, language_of, make_encoder
+from tlp.language.encoder import Encoder
+from tlp.language.encoders import ANSOR, ENCODER_VERSIONS, language_of, make_encoder
 from tlp.language.vocabulary import Vocabulary
 from tlp.model.config import TLPConfig
 from tlp.model.kinds import MANIFEST as MANIFEST

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tlp.core.errors import InvalidInputError, ModelFormatError
-from tlp.language.encoder import ENCODER_VERSION, LAYOUTS, LENGTH, PAPER_ENCODER_VERSION, WIDTH
+from tlp.language.metaschedule_encoder import ENCODER_VERSION, LAYOUTS, LENGTH, PAPER_ENCODER_VERSION, WIDTH
 
 
 @dataclass(frozen=True)

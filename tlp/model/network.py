@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tlp.core.errors import InvalidInputError
-from tlp.language import encoder as layout
+from tlp.language import metaschedule_encoder as layout
 from tlp.language.profile import PROFILE_WIDTH
 from tlp.language.vocabulary import UNKNOWN
 from tlp.model.config import TLPConfig

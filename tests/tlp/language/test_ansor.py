@@ -112,7 +112,7 @@ def test_decisions_in_step_order() -> None:
         ["AN", 2, None, 2],
         ["PR", 2, 0, "other$16"],
     ]
-    assert [(s.step, s.kind, s.start, s.stop) for s in ansor.parse_sketch(sketch.instructions_json)[1]] == [
+    assert [(s.instruction, s.kind, s.start, s.stop) for s in ansor.parse_sketch(sketch.instructions_json)[1]] == [
         (0, "SP", 0, 3),
         (1, "CA", 3, 4),
         (2, "PR", 4, 5),

@@ -23,9 +23,6 @@ from tlp.language.ansor_encoder import (
     KINDS,
     LAYOUTS,
     AnsorEncoder,
-    ansor_vocabulary,
-    grow_vocabulary,
-    version_of,
 )
 from tlp.language.vocabulary import UNKNOWN
 
@@ -52,7 +49,7 @@ SKETCHES: list[Sketch] = list(
 def test_vectorised_equals_reference(data: st.DataObject) -> None:
     sketch = data.draw(st.sampled_from(SKETCHES))
     encoder = AnsorEncoder(
-        ansor_vocabulary(),
+        AnsorEncoder.first_vocabulary,
         version=data.draw(st.sampled_from(ENCODER_VERSIONS)),
         length=data.draw(st.integers(1, 80)),
         width=data.draw(st.integers(12, 60)),
@@ -77,8 +74,8 @@ def test_vectorised_equals_reference(data: st.DataObject) -> None:
 @pytest.mark.parametrize("cropped", [True, False])
 def test_real_programs_fit_the_layout(name: str, version: str, cropped: bool) -> None:
     length, width = LAYOUTS[version, cropped]
-    encoder = AnsorEncoder(ansor_vocabulary(), version=version, length=length, width=width)
-    whole = AnsorEncoder(ansor_vocabulary(), version=version, length=100, width=100)
+    encoder = AnsorEncoder(AnsorEncoder.first_vocabulary, version=version, length=length, width=width)
+    whole = AnsorEncoder(AnsorEncoder.first_vocabulary, version=version, length=100, width=100)
     for steps in records(name)[:100]:
         sketch, program = from_steps("w", steps)
         rows = encoder.encode(sketch, np.array([program.decisions]))[0]
@@ -101,7 +98,7 @@ def test_layout_by_hand() -> None:
         ["FFSP", 2, 0, [4, 3], 1, 1],  # not a CPU kind
     ]
     sketch, program = from_steps("w", steps)
-    vocabulary = ansor_vocabulary()
+    vocabulary = AnsorEncoder.first_vocabulary
     rows = AnsorEncoder(vocabulary, length=7, width=20).encode(sketch, np.array([program.decisions]))[0]
 
     def row(kind: str | None, *numbers: int) -> list[int]:
@@ -122,7 +119,11 @@ def test_layout_by_hand() -> None:
 def test_each_platform_has_eleven_kinds() -> None:
     assert [len(set(kinds)) for kinds in KINDS.values()] == [11, 11]
     assert len({kind for kinds in KINDS.values() for kind in kinds}) == 13
-    assert (version_of("x86_64"), version_of("aarch64"), version_of("cuda")) == (
+    assert (
+        AnsorEncoder.default_version("x86_64"),
+        AnsorEncoder.default_version("aarch64"),
+        AnsorEncoder.default_version("cuda"),
+    ) == (
         CPU_VERSION,
         CPU_VERSION,
         GPU_VERSION,
@@ -133,8 +134,8 @@ def test_a_grown_vocabulary_keeps_the_old_numbers() -> None:
     sketch, program = from_steps(
         "w", [["CHW", 2, "local"], ["CHR", 1, "warp", [2]], ["PR", 1, 0, "auto_unroll_max_step$0"]]
     )
-    old = ansor_vocabulary()
-    new = grow_vocabulary(old, [sketch])
+    old = AnsorEncoder.first_vocabulary
+    new = AnsorEncoder.grow_vocabulary(old, [sketch])
     assert new.words[: len(old.words)] == old.words
     decisions = np.array([program.decisions])
     before = AnsorEncoder(old, version=GPU_VERSION).encode(sketch, decisions)[0]
@@ -147,7 +148,7 @@ def test_a_grown_vocabulary_keeps_the_old_numbers() -> None:
 
 def test_wrong_input_is_refused() -> None:
     sketch, _ = from_steps("w", [["SP", 2, 0, 64, [2, 2], 1]])
-    encoder = AnsorEncoder(ansor_vocabulary())
+    encoder = AnsorEncoder(AnsorEncoder.first_vocabulary)
     assert encoder.encode(sketch, np.empty((0, 2), np.int32)).shape == (0, 25, 22)
     with pytest.raises(InvalidInputError, match=r"takes \(N, 2\) decisions"):
         encoder.encode(sketch, np.zeros((1, 3), np.int32))
@@ -156,6 +157,6 @@ def test_wrong_input_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="of language 'metaschedule'"):
         encoder.encode(Sketch.make("w", "metaschedule", "[]", 0), np.zeros((1, 0), np.int32))
     with pytest.raises(ModelFormatError, match="'ansor-0-cpu' is not one of this release's ansor-1-cpu, ansor-1-gpu"):
-        AnsorEncoder(ansor_vocabulary(), version="ansor-0-cpu")
+        AnsorEncoder(AnsorEncoder.first_vocabulary, version="ansor-0-cpu")
     with pytest.raises(InvalidInputError, match="too small"):
-        AnsorEncoder(ansor_vocabulary(), width=11)
+        AnsorEncoder(AnsorEncoder.first_vocabulary, width=11)

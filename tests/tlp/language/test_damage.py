@@ -15,7 +15,7 @@ from bench.synthetic import matmul_context, matmul_sketch
 from storage import Sketch
 from tlp.core.errors import InvalidInputError
 from tlp.language.arithmetic import arithmetic_of
-from tlp.language.encoder import MetaScheduleEncoder
+from tlp.language.metaschedule_encoder import MetaScheduleEncoder
 from tlp.language.rows import sketch_rows
 from tlp.language.sketch import parse_sketch
 from tlp.language.vocabulary import Vocabulary

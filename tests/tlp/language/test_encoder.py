@@ -15,8 +15,8 @@ from storage import Sketch
 from tests.references.contexts import with_context
 from tests.references.metaschedule_encoding import encode_reference
 from tlp.core.errors import InvalidInputError, ModelFormatError
-from tlp.language import encoder as layout
-from tlp.language.encoder import ENCODER_VERSIONS, MetaScheduleEncoder, grow_vocabulary
+from tlp.language import metaschedule_encoder as layout
+from tlp.language.metaschedule_encoder import ENCODER_VERSIONS, MetaScheduleEncoder
 from tlp.language.rows import sketch_rows
 from tlp.language.sketch import LANGUAGE, DecisionKind, from_trace, parse_sketch, to_trace
 from tlp.language.vocabulary import UNKNOWN, Vocabulary
@@ -40,7 +40,9 @@ def random_decisions(sketch: Sketch, rng: np.random.Generator, count: int) -> np
 def test_equals_the_reference_on_real_traces(traces: list[Any], version: str) -> None:
     rng = np.random.default_rng(0)
     sketches = [(with_context(s, i), p) for i, (s, p) in enumerate(from_trace("w", trace) for trace in traces)]
-    encoder = MetaScheduleEncoder(grow_vocabulary(Vocabulary(), [s for s, _ in sketches]), version=version)
+    encoder = MetaScheduleEncoder(
+        MetaScheduleEncoder.grow_vocabulary(Vocabulary(), [s for s, _ in sketches]), version=version
+    )
     for sketch, program in sketches:
         decisions = np.concatenate([[program.decisions], random_decisions(sketch, rng, 4)])
         got = encoder.encode(sketch, decisions)
@@ -114,7 +116,7 @@ def test_equals_the_reference_on_random_traces(
 ) -> None:
     width = sum(slot.width for slot in parse_sketch(json.dumps(instructions))[1])
     sketch = with_context(Sketch.make("w", LANGUAGE, json.dumps(instructions), width), seed)
-    vocabulary = grow_vocabulary(Vocabulary(), [sketch]) if seed % 2 else Vocabulary()
+    vocabulary = MetaScheduleEncoder.grow_vocabulary(Vocabulary(), [sketch]) if seed % 2 else Vocabulary()
     encoder = MetaScheduleEncoder(vocabulary, length=length, version=version)
     decisions = random_decisions(sketch, np.random.default_rng(seed), 3)
     got = encoder.encode(sketch, decisions)
@@ -152,7 +154,7 @@ def test_every_decision_of_a_tiled_sketch_shows(traces: list[Any]) -> None:
     """No two programs of one sketch look alike: changing any one decision changes the encoding."""
     sketch, program = max((from_trace("w", t) for t in traces), key=lambda pair: pair[0].decision_width)
     sketch = replace(sketch, context={})
-    encoder = MetaScheduleEncoder(grow_vocabulary(Vocabulary(), [sketch]))
+    encoder = MetaScheduleEncoder(MetaScheduleEncoder.grow_vocabulary(Vocabulary(), [sketch]))
     base = encoder.encode(sketch, [program.decisions])
     for slot in parse_sketch(sketch.instructions_json)[1]:
         for column in range(slot.start, slot.stop):
@@ -169,8 +171,8 @@ def test_every_decision_of_a_tiled_sketch_shows(traces: list[Any]) -> None:
 def test_old_programs_read_as_before_when_the_vocabulary_grows(traces: list[Any]) -> None:
     sketch, program = from_trace("w", traces[-1])
     sketch = with_context(sketch)
-    old = grow_vocabulary(Vocabulary(), [sketch])
-    new = grow_vocabulary(old, [from_trace("w", trace)[0] for trace in traces])
+    old = MetaScheduleEncoder.grow_vocabulary(Vocabulary(), [sketch])
+    new = MetaScheduleEncoder.grow_vocabulary(old, [from_trace("w", trace)[0] for trace in traces])
     assert len(new.words) > len(old.words)
     np.testing.assert_array_equal(
         MetaScheduleEncoder(old).encode(sketch, [program.decisions]),

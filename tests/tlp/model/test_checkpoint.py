@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 
 from bench.synthetic import matmul_context, matmul_sketch
 from tlp.core.errors import InvalidInputError, ModelFormatError
-from tlp.language.encoder import ENCODER_VERSION
+from tlp.language.metaschedule_encoder import ENCODER_VERSION
 from tlp.language.vocabulary import Vocabulary
 from tlp.model import predictor
 from tlp.model.checkpoint import CONFIG, MANIFEST, VOCABULARY, WEIGHTS, Checkpoint, Manifest

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bench.synthetic import matmul_context, matmul_sketch
 from tlp.core.errors import InvalidInputError
-from tlp.language.encoder import ENCODER_VERSION, MetaScheduleEncoder
+from tlp.language.metaschedule_encoder import ENCODER_VERSION, MetaScheduleEncoder
 from tlp.language.vocabulary import Vocabulary
 from tlp.model.checkpoint import Checkpoint, Manifest
 from tlp.model.config import TLPConfig

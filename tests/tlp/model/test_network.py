@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tlp.core.errors import InvalidInputError
-from tlp.language import encoder as layout
+from tlp.language import metaschedule_encoder as layout
 from tlp.language.profile import PROFILE_WIDTH
 from tlp.model.config import TLPConfig
 from tlp.model.network import MTLTLP

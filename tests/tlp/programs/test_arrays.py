@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tlp.core.errors import InvalidInputError
 from tlp.language.arrays import INLINE, ROOT, Arrays
-from tlp.language.encoder import MetaScheduleEncoder
+from tlp.language.metaschedule_encoder import MetaScheduleEncoder
 from tlp.language.sketch import DecisionKind, parse_sketch
 from tlp.language.vocabulary import Vocabulary
 from tlp.programs.space import Candidate, DesignSpace

@@ -21,9 +21,9 @@ from tests.tlp.programs.conftest import KINDS, _module
 from tlp.felix.columns import NAMES
 from tlp.felix.symbolic import UnfitError, choose_probes, make_symbolic
 from tlp.language.arrays import Arrays, IntArray
-from tlp.language.encoder import GPU_ENCODER_VERSION, GPU_PRIMITIVES, MetaScheduleEncoder, grow_vocabulary
 from tlp.language.encoders import METASCHEDULE, default_version
 from tlp.language.limits import Limits, find_limits
+from tlp.language.metaschedule_encoder import GPU_ENCODER_VERSION, GPU_PRIMITIVES, MetaScheduleEncoder
 from tlp.language.rows import sketch_nests, sketch_rows
 from tlp.language.sketch import DecisionKind, parse_sketch
 from tlp.language.vocabulary import Vocabulary
@@ -239,7 +239,7 @@ def test_the_search_proposes_what_tvm_accepts(spaces: Spaces, monkeypatch: pytes
     monkeypatch.setattr(array_search, "EXAMPLES", 16)
     space = spaces(kind)
     encoder = MetaScheduleEncoder(
-        grow_vocabulary(Vocabulary(), space.sketches), version=default_version(METASCHEDULE, "cuda")
+        MetaScheduleEncoder.grow_vocabulary(Vocabulary(), space.sketches), version=default_version(METASCHEDULE, "cuda")
     )
 
     def run() -> tuple[list[Candidate], ArraySearch]:
@@ -264,7 +264,7 @@ def test_nothing_of_a_float32_program_is_cropped(spaces: Spaces, drawn: Any) -> 
         for sketch, examples in by_sketch(drawn(kind)):
             assert len(sketch_rows(sketch)) <= GPU_PRIMITIVES
             encoder = MetaScheduleEncoder(
-                grow_vocabulary(Vocabulary(), spaces(kind).sketches), version=GPU_ENCODER_VERSION
+                MetaScheduleEncoder.grow_vocabulary(Vocabulary(), spaces(kind).sketches), version=GPU_ENCODER_VERSION
             )
             for slot in parse_sketch(sketch.instructions_json)[1]:
                 for column in range(slot.start, slot.stop):
@@ -292,7 +292,8 @@ def test_a_fused_loop_is_read_as_its_parts(drawn: Any) -> None:
 def test_tensor_cores(spaces: Spaces) -> None:
     """Half precision: sketches of another shape, of which fewer limits are known; what TVM refuses is replaced."""
     space = spaces("half")
-    encoder = MetaScheduleEncoder(grow_vocabulary(Vocabulary(), space.sketches), version=GPU_ENCODER_VERSION)
+    words = MetaScheduleEncoder.grow_vocabulary(Vocabulary(), space.sketches)
+    encoder = MetaScheduleEncoder(words, version=GPU_ENCODER_VERSION)
     assert any("warp_execution" in sketch.instructions_json for sketch in space.sketches)
     search = ArraySearch(space, score_with(untrained(encoder), encoder), population=64, generations=2, seed=1)
     found = search.propose(4)

@@ -13,7 +13,7 @@ from bench.synthetic import fill_store
 from storage import DeviceState, MemoryStore
 from tlp.core.errors import ModelFormatError, NotFoundError
 from tlp.core.settings import Settings
-from tlp.language.encoder import ENCODER_VERSION
+from tlp.language.metaschedule_encoder import ENCODER_VERSION
 from tlp.model.checkpoint import CONFIG, Checkpoint, Manifest
 from tlp.model.config import TLPConfig
 from tlp.registry.testing import FakeRegistry

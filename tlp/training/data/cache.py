@@ -36,7 +36,8 @@ import polars as pl
 from storage import MeasurementStore, Sketch
 from tlp.core.errors import ModelFormatError
 from tlp.core.progress import say
-from tlp.language.encoders import Encoder, grow_vocabulary, language_of, make_encoder, new_vocabulary, unresolved_names
+from tlp.language.encoder import Encoder
+from tlp.language.encoders import grow_vocabulary, language_of, make_encoder, new_vocabulary, unresolved_names
 from tlp.language.vocabulary import Vocabulary
 from tlp.training.data.snapshot import IntArray, Snapshot, Touched, padded
 

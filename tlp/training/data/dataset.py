@@ -31,7 +31,8 @@ from tlp.core.progress import say
 from tlp.fleet.counts import more_samples
 from tlp.language import encoders
 from tlp.language.arithmetic import KEY as ARITHMETIC
-from tlp.language.encoders import ANSOR, METASCHEDULE, Encoder
+from tlp.language.encoder import Encoder
+from tlp.language.encoders import ANSOR, METASCHEDULE
 from tlp.language.vocabulary import Vocabulary
 from tlp.training.data.cache import CacheUnavailableError, FeatureCache
 from tlp.training.data.holdout import Holdout, bucket, choose_holdout

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from storage import Sketch
 from tlp.core.errors import InvalidInputError
-from tlp.language.encoder import ENCODER_VERSION, LAYOUTS, MetaScheduleEncoder
+from tlp.language.metaschedule_encoder import ENCODER_VERSION, LAYOUTS, MetaScheduleEncoder
 from tlp.language.profile import PROFILE_WIDTH
 from tlp.language.sketch import by_sketch
 from tlp.language.vocabulary import Vocabulary
