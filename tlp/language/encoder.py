@@ -116,5 +116,5 @@ def unknown_version(version: Any, versions: Sequence[str]) -> ModelFormatError:
 
 def cells_and_sources(pairs: Sequence[tuple[int, int]]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
     """(cell to fill, column that fills it) pairs as two index arrays."""
-    array = np.array(pairs, np.intp).reshape(-1, 2)
-    return array[:, 0], array[:, 1]
+    cells, sources = np.array(pairs, np.intp).reshape(-1, 2).T.copy()
+    return cells, sources

@@ -104,11 +104,8 @@ class Vocabulary:
         """
         kinds, words = (value.get(key) for key in ("kinds", "words"))
         for names in (kinds, words):
-            if (
-                not isinstance(names, list)
-                or not all(isinstance(n, str) for n in names)
-                or len(set(names)) < len(names)
-            ):
+            texts = isinstance(names, list) and all(isinstance(name, str) for name in names)
+            if names is None or not texts or len(set(names)) != len(names):
                 raise ModelFormatError(
                     "vocabulary.json needs the lists 'kinds' and 'words', of texts that occur once",
                     next_command="tlp train --from-scratch",

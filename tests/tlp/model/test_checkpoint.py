@@ -118,7 +118,7 @@ def edit_weights(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], No
         (edit(MANIFEST, lambda m: m.update(curves={"train_loss": "x"})), "curves is"),
         (edit(VOCABULARY, lambda v: v.update(kinds="abc")), "needs the lists"),
         (edit(VOCABULARY, lambda v: v["words"].append(5)), "needs the lists"),
-        (edit(VOCABULARY, lambda v: v["words"].append("root")), "twice"),
+        (edit(VOCABULARY, lambda v: v["words"].append("root")), "occur once"),
         (edit_weights(lambda s: s.pop("input.bias")), r"input.bias is None"),
         (edit_weights(lambda s: s["input.bias"].fill_(float("nan"))), "not finite: input.bias"),
     ],
