@@ -1,5 +1,5 @@
 """Building programs and timing them on a device. Importing this package does not import tvm."""
 
-from tlp.measure._types import ArgInfo, Check, MeasureInput, MeasureOutcome, Runner
+from tlp.measure.contract import ArgInfo, Check, MeasureInput, MeasureOutcome, Observation, Proposer, Runner
 
-__all__ = ["ArgInfo", "Check", "MeasureInput", "MeasureOutcome", "Runner"]
+__all__ = ["ArgInfo", "Check", "MeasureInput", "MeasureOutcome", "Observation", "Proposer", "Runner"]

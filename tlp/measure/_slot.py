@@ -11,7 +11,7 @@ from typing import Any
 from storage import MeasurementState
 from tlp.core.errors import InvalidInputError
 from tlp.measure._process import WorkerProcess
-from tlp.measure._types import MeasureInput, MeasureOutcome
+from tlp.measure.contract import MeasureInput, MeasureOutcome
 from tlp.measure.worker import Timing
 
 START_TIMEOUT_S = 120.0  # importing tvm takes 1-5 s; a loaded machine may need far longer

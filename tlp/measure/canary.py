@@ -27,7 +27,7 @@ from storage import Canary, CanaryState, Device, MeasurementStore, canonical_jso
 from tlp.core.errors import InvalidInputError
 from tlp.core.fleet import Fleet
 from tlp.core.settings import Settings
-from tlp.measure._types import MeasureInput, MeasureOutcome, Runner
+from tlp.measure.contract import MeasureInput, MeasureOutcome, Runner
 from tlp.measure.worker import dispersion
 
 log = logging.getLogger(__name__)

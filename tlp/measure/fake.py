@@ -9,8 +9,8 @@ from collections.abc import Callable, Container, Iterable, Iterator
 
 from storage import MeasurementState
 from tlp.core.errors import DeviceLostError, InvalidInputError
-from tlp.measure._types import MeasureInput, MeasureOutcome, Runner
 from tlp.measure.canary import CANARY_KEY
+from tlp.measure.contract import MeasureInput, MeasureOutcome, Runner
 from tlp.measure.worker import Timing, time_program
 
 

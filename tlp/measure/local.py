@@ -14,7 +14,7 @@ from tlp.core.errors import DeviceError, InvalidInputError
 from tlp.core.settings import Settings
 from tlp.measure._process import LOCAL_WORKER, WorkerProcess
 from tlp.measure._slot import START_TIMEOUT_S, Slot, check_message, checked_timing, failure, success
-from tlp.measure._types import MeasureInput, MeasureOutcome, Runner
+from tlp.measure.contract import MeasureInput, MeasureOutcome, Runner
 from tlp.measure.worker import Timing
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from storage import Canary, Measurement, MeasurementBatch
 from tlp.core.errors import AllFailedError
-from tlp.measure._types import Check, MeasureInput, MeasureOutcome
+from tlp.measure.contract import Check, MeasureInput, MeasureOutcome
 from tlp.programs.workloads import arg_infos
 
 if TYPE_CHECKING:

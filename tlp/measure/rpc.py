@@ -26,7 +26,7 @@ from tlp.measure import tracker as trackers
 from tlp.measure._health import Address, Health
 from tlp.measure._process import WorkerProcess
 from tlp.measure._slot import START_TIMEOUT_S, Slot, check_message, checked_timing, failure, success
-from tlp.measure._types import MeasureInput, MeasureOutcome, Runner
+from tlp.measure.contract import MeasureInput, MeasureOutcome, Runner
 from tlp.measure.rpc_worker import BoardOptions
 from tlp.measure.worker import Timing
 

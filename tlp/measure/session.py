@@ -25,8 +25,8 @@ from tlp.exchange import landing
 from tlp.fleet.runs import device_activity, move
 from tlp.measure import rows
 from tlp.measure._prefetch import Prefetch
-from tlp.measure._types import MeasureInput, MeasureOutcome, Runner, Sampler
 from tlp.measure.canary import CanaryWatch
+from tlp.measure.contract import MeasureInput, MeasureOutcome, Runner, Sampler
 from tlp.measure.endpoint import require_measurable
 from tlp.measure.quarantine import set_aside, wait_for_return
 

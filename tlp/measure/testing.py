@@ -18,7 +18,7 @@ import pytest
 
 from storage import MeasurementState
 from tlp.core.errors import InvalidInputError
-from tlp.measure._types import Check, MeasureInput, Runner
+from tlp.measure.contract import Check, MeasureInput, Runner
 
 TARGET = {"kind": "llvm", "num-cores": 1}
 

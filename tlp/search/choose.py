@@ -6,7 +6,7 @@ from storage import Device, MeasurementStore
 from tlp.core.errors import InvalidInputError, ModelFormatError, NotFoundError, RegistryError
 from tlp.core.fleet import Fleet
 from tlp.core.progress import say
-from tlp.measure._types import Sampler
+from tlp.measure.contract import Sampler
 from tlp.search.samplers import RandomSampler
 
 RANDOM, EVOLUTIONARY, SELECT = "random", "evolutionary", "select"

@@ -14,7 +14,7 @@ from tests.tlp.measure.test_session import SETTINGS, TARGET, fill, workloads
 from tlp.core.errors import InvalidInputError
 from tlp.core.settings import Settings
 from tlp.fleet import runs
-from tlp.measure._types import Sampler
+from tlp.measure.contract import Sampler
 from tlp.measure.fake import FakeRunner
 from tlp.measure.session import measure_device
 from tlp.pipeline import stages as pipeline

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from storage import MeasurementState, Workload
 from tlp.measure.worker import latency_of
@@ -126,6 +126,53 @@ class Runner(ABC):
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A proposed program and its outcome.
+
+    Attributes:
+        score: what the model in force predicted, higher = faster; None: no model of that kind.
+    """
+
+    candidate: Candidate
+    outcome: MeasureOutcome
+    score: float | None = None
+
+
+class Proposer(ABC):
+    """Proposes programs to measure on one device, of one workload or of many.
+
+    **New programs only.** `propose` never returns a program of `measured`, nor the same program twice in one call. A
+    proposer that learns does not repeat a proposal in later calls either.
+
+    **Ask, then tell.** Programs that were proposed and measured are handed to `observe` before the next `propose`;
+    proposals that were not measured may be left out.
+
+    **The end.** An empty list means that the workload has no more programs; later calls return an empty list as well.
+
+    **Errors.** `InvalidInputError` if the workload has no design space on this target. An exception ends the work on
+    this workload only.
+
+    Attributes:
+        overlaps: `propose` may run in another thread while programs of another workload are measured. Such a proposer
+            keeps to one core and ends within seconds.
+    """
+
+    overlaps: ClassVar[bool] = False
+
+    @abstractmethod
+    def propose(self, workload: Workload, count: int, measured: AbstractSet[str]) -> list[Candidate]:
+        """At most `count` new programs, the most promising first. Several at once are far cheaper than one by one.
+
+        Args:
+            workload: the proposer's own, if it was opened for one.
+            measured: ids of all programs of the workload that were measured on the device so far.
+        """
+
+    def observe(self, observations: Sequence[Observation]) -> None:  # noqa: B027 - many learn nothing
+        """Take in the outcomes of proposed programs, failures included."""
 
 
 class Sampler(Protocol):
