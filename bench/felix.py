@@ -24,6 +24,7 @@ import os
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,15 +62,19 @@ class FormulaScorer:
 
 def run(case: str, workload: Any, target: Mapping[str, Any], scorer: Any, felix: Any, trials: int, seed: int) -> Row:
     """Tune one task with one case; a row as `bench/tune.py` has it."""
+    from tests.tuning import FixedScorerProvider
     from tlp.felix import opinions
-    from tlp.search.providers import FixedScorerProvider
+    from tlp.felix.search import FelixSearch
+    from tlp.search.table import SEARCHES
 
     opinions.CHOOSER = opinions.Chooser(CHOOSERS.get(case, "tlp"))
     judge = FormulaScorer(felix, workload, target) if case == "evolutionary" else scorer
     search = "felix" if case.startswith("felix") else "mixed" if case == "mixed" else "evolutionary"
-    return tuning.run(
-        case, workload, target, FixedScorerProvider(judge, "version", felix=felix), trials, seed, search=search
-    )
+    for name in ("felix", "mixed"):
+        SEARCHES[name] = replace(
+            SEARCHES[name], open=lambda run, name=name: FelixSearch(run, mixed=name == "mixed", source=lambda: felix)
+        )
+    return tuning.run(case, workload, target, FixedScorerProvider(judge, "version"), trials, seed, search=search)
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:

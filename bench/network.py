@@ -36,11 +36,13 @@ Row = dict[str, Any]
 def tuned(name: str, case: str, target: Mapping[str, Any], scorer: Any, trials: int, home: Path) -> Row:
     """Tune, compile, check and measure."""
     from storage import Device, DeviceState, MemoryStore
+    from tests.tuning import FixedScorerProvider
+    from tlp.core.requests import TuneRequest
     from tlp.core.settings import Settings
     from tlp.deploy import best
     from tlp.measure.local import LocalRunner
     from tlp.programs.networks import build_network
-    from tlp.search.providers import CostModelProvider, FixedScorerProvider, XGBProvider
+    from tlp.search.providers import CostModelProvider, XGBProvider
     from tlp.search.tuning import tune
 
     stock = {"tune_batch": 16, "tune_population": 2048} if case == "TVM" else {}
@@ -55,15 +57,10 @@ def tuned(name: str, case: str, target: Mapping[str, Any], scorer: Any, trials: 
     model: CostModelProvider = XGBProvider() if case == "TVM" else FixedScorerProvider(scorer, "version")
     began = time.perf_counter()
     with LocalRunner.from_settings(settings) as runner:
-        report = tune(
-            fleet_of(settings, store),
-            network=name,
-            device="bench",
-            model=model,
-            runner=runner,
-            trials=trials,
-            search="tvm" if case == "TVM" else "evolutionary",
+        request = TuneRequest(
+            network=name, device="bench", trials=trials, search="tvm" if case == "TVM" else "evolutionary"
         )
+        report = tune(fleet_of(settings, store), request, model=model, runner=runner)
     seconds = time.perf_counter() - began
     found = best(fleet_of(settings, store), network=name, device="bench", out=home / case)
     return {

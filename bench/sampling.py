@@ -36,8 +36,7 @@ import numpy.typing as npt
 
 import tlp
 from storage import Device, MemoryStore, Sketch, import_parquet
-from tlp.search.guide import Guide, fit_guide
-from tlp.search.selection import SELECT, Weights, choose, choose_best, spread_budget, standardise
+from tlp.search.select import SELECT, FloatArray, Guide, IntArray, Weights, choose, fit_guide, standardise
 from tlp.training.data.dataset import Dataset, build_dataset
 from tlp.training.data.holdout import choose_holdout
 from tlp.training.data.transfer import fill_from_relatives
@@ -51,6 +50,7 @@ SAMPLERS = ("random", "spread", "evolutionary", "select")
 RANDOM_SHARE = 0.3
 MIN_STEPS = 300  # of a training: few samples would otherwise be seen a handful of times
 FEW = 0.07
+FIRST_VISIT = 2  # a single program of a workload ranks nothing: a workload's first turn is for two
 Programs = Sequence[tuple[Sketch, Sequence[int]]]
 Mask = npt.NDArray[np.bool_]
 
@@ -114,6 +114,60 @@ def train(kind: str, dataset: Dataset, device: str, seed: int, cache: dict[Any, 
         short = Short(**{f.name: getattr(dataset, f.name) for f in fields(Dataset)})
         return ShortScorer(JointStrategy().train(short, options))
     return CheckpointScorer(JointStrategy().train(dataset, options))
+
+
+def spread_budget(
+    measured: npt.ArrayLike, available: npt.ArrayLike, budget: int, *, first_visit: int = FIRST_VISIT, seed: int = 0
+) -> IntArray:
+    """How many new programs each workload gets: breadth before depth.
+
+    The workload with the fewest measured programs is next, ties in an order that the seed gives; a workload without
+    any gets `first_visit` at once. Nothing is left over unless the workloads have no more.
+
+    Args:
+        measured: `(W,)` programs measured so far.
+        available: `(W,)` programs that may still be chosen.
+        budget: programs in all.
+        first_visit: see above.
+        seed: of the order.
+
+    Returns:
+        `(W,)` counts, at most `available`, their sum at most `budget`.
+    """
+    have = np.array(measured, dtype=np.int64)
+    free = np.array(available, dtype=np.int64)
+    given = np.zeros_like(have)
+    order = np.random.default_rng(seed).permutation(len(have))
+    while budget > 0 and (free > given).any():
+        level = have + given
+        open_ones = order[free[order] > given[order]]
+        lowest = level[open_ones].min()
+        turn = open_ones[level[open_ones] == lowest]
+        step = max(first_visit, 1) if lowest == 0 else 1
+        want = np.minimum(step, free[turn] - given[turn])
+        want = np.minimum(want, np.maximum(budget - np.r_[0, np.cumsum(want)[:-1]], 0))
+        given[turn] += want
+        budget -= int(want.sum())
+    return given
+
+
+def choose_best(scores: FloatArray, count: int, random_share: float, rng: np.random.Generator) -> IntArray:
+    """Choose `count` of N candidates by predicted score, a share of them at random.
+
+    Args:
+        scores: `(N,)`, higher = faster.
+        count: how many; all N if there are fewer.
+        random_share: probability of each place to be filled at random, so that the model also sees what it misjudges.
+        rng: of the random share.
+
+    Returns:
+        Indices of different candidates, the most wanted first.
+    """
+    count = min(count, len(scores))
+    at_random = int(rng.binomial(count, random_share)) if count else 0
+    ranked = np.argsort(-np.asarray(scores), kind="stable")
+    best, rest = ranked[: count - at_random], ranked[count - at_random :]
+    return np.concatenate([best, rng.permutation(rest)[:at_random]]).astype(np.int64)
 
 
 # -- the pool -------------------------------------------------------------------------------------------------

@@ -30,9 +30,11 @@ from typing import Any
 import numpy as np
 
 from storage import Sketch
+from tests.tuning import FixedScorerProvider
 from tlp.language.arrays import IntArray
 from tlp.language.metaschedule_encoder import MetaScheduleEncoder
 from tlp.language.vocabulary import Vocabulary
+from tlp.measure import Observation, Proposer
 from tlp.measure.fake import FakeRunner
 from tlp.measure.rows import measure_input
 from tlp.model.config import TLPConfig
@@ -41,14 +43,13 @@ from tlp.model.network import MTLTLP
 from tlp.programs.networks import build_network
 from tlp.programs.space import DesignSpace
 from tlp.programs.targets import detect_local_target
-from tlp.search import Observation, Search
 from tlp.search.adaptation import Adaptation
 from tlp.search.array_scores import ArrayScores
 from tlp.search.array_search import ArraySearch
 from tlp.search.cost_model import Degraded, TLPCostModel
-from tlp.search.evolutionary import TVMEvolutionarySearch
-from tlp.search.providers import CostModelProvider, FixedScorerProvider, XGBProvider
+from tlp.search.providers import CostModelProvider, XGBProvider
 from tlp.search.trace_reader import TraceReader
+from tlp.search.tvm_search import TVMEvolutionarySearch
 
 COUNT = 10
 spent: Counter[str] = Counter()
@@ -100,15 +101,15 @@ class Untrained:
 def rounds(make: Any, space: DesignSpace, count: int) -> dict[str, Any]:
     """Open a search, then `count` rounds; the first teaches XGB and is left out of the rates."""
     begin = time.process_time()
-    search: Search = make()
-    first = search.propose(COUNT)
+    search: Proposer = make()
+    first = search.propose(space.workload, COUNT, set())
     open_s = time.process_time() - begin
     _observe(search, space, first)
     spent.clear()
     seconds = wall_s = 0.0
     for _ in range(count):
         begin, began = time.process_time(), time.perf_counter()
-        candidates = search.propose(COUNT)
+        candidates = search.propose(space.workload, COUNT, set())
         seconds += time.process_time() - begin
         wall_s += time.perf_counter() - began
         _observe(search, space, candidates)
@@ -124,7 +125,7 @@ def rounds(make: Any, space: DesignSpace, count: int) -> dict[str, Any]:
     }
 
 
-def _observe(search: Search, space: DesignSpace, candidates: Any) -> None:
+def _observe(search: Proposer, space: DesignSpace, candidates: Any) -> None:
     outcomes = list(FakeRunner().measure([measure_input(c, space.target) for c in candidates]))
     search.observe([Observation(c, o) for c, o in zip(candidates, outcomes, strict=True)])
 

@@ -82,7 +82,7 @@ def evolution(space: Any, pool: Any, seed: int, path: Path) -> None:
         return children(own, parents)
 
     search._children = bred  # type: ignore[method-assign]
-    search.propose(1)
+    search.propose(space.workload, 1, set())
     per_generation.append(np.concatenate(judged))
     figure, axis = plt.subplots(figsize=(6, 4))
     for at, scores in enumerate(per_generation):
@@ -120,7 +120,7 @@ def main() -> None:
     _, _, workload = next(tuning.tasks(["resnet_50"], 1))
     space = DesignSpace(workload, detect_local_target(1))
     search = GradientSearch(space, lambda: model, seed=args.seed)
-    search.propose(1)
+    search.propose(space.workload, 1, set())
     descent(search, FelixPool(model, search.cells), args.out / "search-descent.png")
     evolution(space, FelixPool(model, Cells(space)), args.seed, args.out / "search-evolution.png")
 

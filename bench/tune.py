@@ -87,6 +87,7 @@ def run(
         model: a `CostModelProvider`.
     """
     from storage import Device, DeviceState, MemoryStore, Network, NetworkTask
+    from tlp.core.requests import TuneRequest
     from tlp.core.settings import Settings
     from tlp.measure.local import LocalRunner
     from tlp.search.tuning import tune
@@ -110,17 +111,8 @@ def run(
 
     with LocalRunner.from_settings(settings) as runner:
         list(runner.measure([]))
-        report = tune(
-            fleet_of(settings, store),
-            network="task",
-            device="bench",
-            model=model,
-            runner=runner,
-            trials=trials,
-            search=search,
-            frozen=case == "frozen",
-            on_progress=note,
-        )
+        request = TuneRequest(network="task", device="bench", trials=trials, search=search, frozen=case == "frozen")
+        report = tune(fleet_of(settings, store), request, model=model, runner=runner, on_progress=note)
         seconds = time.perf_counter() - began
     return {
         "curve": curve,
@@ -137,11 +129,12 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     """Every task, seed and case, the seeds outermost."""
     import torch
 
+    from tests.tuning import FixedScorerProvider
     from tlp.model.checkpoint import Checkpoint
     from tlp.model.inference import Precision
     from tlp.model.predictor import Predictor
     from tlp.programs.targets import detect_local_target
-    from tlp.search.providers import CostModelProvider, FixedScorerProvider, RandomProvider, XGBProvider
+    from tlp.search.providers import CostModelProvider, RandomProvider, XGBProvider
     from tlp.search.scoring import DeviceScorer
 
     models: dict[str, Callable[[], CostModelProvider]] = {"stock": XGBProvider, "random": RandomProvider}

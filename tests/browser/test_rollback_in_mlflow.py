@@ -15,6 +15,8 @@ from tests.tlp.search.conftest import TARGET, dense
 from tests.tlp.training.crashing import Untrained
 from tlp.cli.model import _event
 from tlp.core.errors import InvalidInputError
+from tlp.core.fleet import Fleet
+from tlp.core.requests import TuneRequest
 from tlp.core.settings import Settings
 from tlp.measure import session
 from tlp.measure.fake import FakeRunner
@@ -23,7 +25,7 @@ from tlp.pipeline import stages as pipeline
 from tlp.registry import Registry
 from tlp.search import providers, tuning
 from tlp.search.report import TuningProgress
-from tlp.search.samplers import RandomSampler
+from tlp.search.samplers import random_programs
 from tlp.training.data.dataset import Dataset
 from tlp.training.learn.trainer import TrainOptions
 from tlp.training.retrain import run_retrain
@@ -78,14 +80,12 @@ def test_a_roll_back_in_the_page_is_obeyed(
     runner = FakeRunner()
     run = store.start_run(RunKind.MEASURE, device=DEVICE, params={}, owner={})
     session.measure_device(
-        store,
+        Fleet(served, store, Registry(served, store)),
         DEVICE,
         samples=16,
         run_id=run,
-        sampler=RandomSampler(TARGET, 0),
+        sampler=random_programs(TARGET, 0),
         runner=runner,
-        settings=served,
-        workload_ids=None,
     )
     registry = Registry(served, store)
     strategy = Watched(tmp_path / "trainings")
@@ -114,14 +114,12 @@ def test_a_roll_back_in_the_page_is_obeyed(
             mlflow_pages.open_model(page, mlflow_server.url, MODEL)
             mlflow_pages.move_alias(page, "champion", 1)
 
+    fleet = Fleet(served, store, registry)
     report = tuning.tune(
-        store,
-        served,
-        network="net",
-        device=DEVICE,
-        model=providers.open_provider("champion", store.get_device(DEVICE), served, registry),
+        fleet,
+        TuneRequest(network="net", device=DEVICE, trials=12),
+        model=providers.open_provider("champion", fleet, store.get_device(DEVICE)),
         runner=runner,
-        trials=12,
         on_progress=rolled_back,
     )
     assert moved_at == 1

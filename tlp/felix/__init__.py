@@ -5,14 +5,17 @@ A guest: importing it fills the tables of the rooms below and costs no torch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tlp.felix.config import KIND
 from tlp.model.kinds import Kind, register_kind
+from tlp.search.table import SEARCHES, SearchEntry
 
 if TYPE_CHECKING:
     from tlp.felix.checkpoint import FelixCheckpoint
+    from tlp.search.opening import Search, Tuning
 
 
 def _load(directory: Path) -> FelixCheckpoint:
@@ -30,3 +33,24 @@ register_kind(
         "tlp train --model felix",
     )
 )
+
+
+def _search(tuning: Tuning) -> Search:
+    from tlp.felix.search import FelixSearch  # imports torch
+
+    return FelixSearch(tuning, mixed=tuning.params.search == "mixed")
+
+
+def _lines(report: Mapping[str, Any]) -> list[str]:
+    """What a run's report says of formulas and of the versions of Felix's model."""
+    formulas = report["formulas"]
+    left = ", ".join(f"{count}: {reason}" for reason, count in formulas["without"].items())
+    left = f", the others left to evolutionary search ({left})" if left else ""
+    lines = [f"formulas for {formulas['cells']} kinds of programs{left}"]
+    if formulas["model_versions"]:
+        lines.append(f"Felix's model: version {', then '.join(formulas['model_versions'])}")
+    return lines
+
+
+SEARCHES["felix"] = SearchEntry("by gradient through formulas", _search, _lines)
+SEARCHES["mixed"] = SearchEntry("by gradient, then evolution", _search, _lines)

@@ -163,13 +163,11 @@ class FormulaCount:
     Attributes:
         cells: with formulas.
         without: why the others have none, with how many each; they are left to evolutionary search.
-        versions: of Felix's model that judged what they say, in order.
     """
 
     cells: int = 0
     without: Counter[str] = field(default_factory=Counter)
-    versions: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """Counts; reasons by how often."""
-        return {"cells": self.cells, "without": dict(self.without.most_common()), "model_versions": self.versions}
+        return {"cells": self.cells, "without": dict(self.without.most_common())}

@@ -17,7 +17,7 @@ the objective is the score with what measurements say beyond it (`tlp.search.pos
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -31,13 +31,12 @@ from tlp.felix.formulas import FormulaCount
 from tlp.felix.opinions import Chooser, Opinions
 from tlp.felix.scorer import FelixModel
 from tlp.language.arrays import IntArray
-from tlp.search._base import Observation
+from tlp.measure import Observation
 from tlp.search._pool import Pool
 from tlp.search.adaptation import TaskAdaptation
 from tlp.search.array_scores import ArrayModel, ArrayScores
-from tlp.search.array_search import ArraySearch, matrix
+from tlp.search.array_search import ArraySearch, KnownProgram, matrix
 from tlp.search.cost_model import Degraded
-from tlp.search.evolutionary import KnownProgram
 from tlp.search.posterior import Posterior
 from tlp.search.scoring import on_threads
 
@@ -93,7 +92,6 @@ class GradientSearch(ArraySearch):
         steps: int = STEPS,
         population: int = 2048,
         generations: int = 4,
-        measured: Iterable[str] = (),
         elite: Sequence[KnownProgram] = (),
         seed: int = 0,
         epsilon: float = 0.0,
@@ -109,7 +107,6 @@ class GradientSearch(ArraySearch):
             self._opinions,
             population=population,
             generations=generations,
-            measured=measured,
             elite=elite,
             seed=seed,
             epsilon=epsilon,
@@ -130,7 +127,7 @@ class GradientSearch(ArraySearch):
         """Rounds that descended."""
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """See `Search.observe`; a round that gained nothing counts against descending."""
+        """See `Proposer.observe`; a round that gained nothing counts against descending."""
         super().observe(observations)
         times_s = {
             seen.candidate.program.decisions: float(seen.outcome.latency_s)

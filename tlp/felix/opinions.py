@@ -13,7 +13,7 @@ import numpy as np
 
 from storage import Sketch
 from tlp.felix.cells import Cells
-from tlp.search._base import Observation
+from tlp.measure import Observation
 from tlp.search.array_scores import ArrayModel, Floats, Integers, Programs
 
 

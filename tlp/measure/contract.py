@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from storage import MeasurementState, Workload
 from tlp.measure.worker import latency_of
@@ -173,14 +173,3 @@ class Proposer(ABC):
 
     def observe(self, observations: Sequence[Observation]) -> None:  # noqa: B027 - many learn nothing
         """Take in the outcomes of proposed programs, failures included."""
-
-
-class Sampler(Protocol):
-    """Proposes programs of a workload."""
-
-    def propose(self, workload: Workload, count: int, measured: AbstractSet[str]) -> list[Candidate]:
-        """At most `count` different programs whose ids are not in `measured`; none if there are no more to be found.
-
-        Asking for several at once is far cheaper than one by one.
-        """
-        ...

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from storage import Canary, Measurement, MeasurementBatch
-from tlp.core.errors import AllFailedError
 from tlp.measure.contract import Check, MeasureInput, MeasureOutcome
 from tlp.programs.workloads import arg_infos
 
@@ -67,12 +65,3 @@ def batch(pairs: Sequence[tuple[Candidate, Measurement]], canaries: Sequence[Can
     sketches = {candidate.sketch.sketch_id: candidate.sketch for candidate, _ in pairs}
     programs = [candidate.program for candidate, _ in pairs]
     return MeasurementBatch(list(sketches.values()), programs, [row for _, row in pairs], canaries)
-
-
-def all_failed(device: str, failures: Sequence[str]) -> AllFailedError:
-    """The error for a series of nothing but failures, with the most frequent reason."""
-    reason, count = Counter(failures).most_common(1)[0]
-    return AllFailedError(
-        f"all of the last {len(failures)} programs failed on device {device!r}, {count} of them with {reason}",
-        next_command="tlp doctor",
-    )

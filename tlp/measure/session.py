@@ -11,24 +11,18 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from storage import (
-    DeviceState,
-    Measurement,
-    MeasurementState,
-    MeasurementStore,
-    Workload,
-)
-from tlp.core.errors import AllFailedError, DeviceLostError, InvalidInputError, NotFoundError, StoreError
+from storage import DeviceState, MeasurementState, MeasurementStore, Workload
+from tlp.core.errors import AllFailedError, DeviceLostError, InvalidInputError, NotFoundError
 from tlp.core.fleet import Fleet
-from tlp.core.signals import held_signals
 from tlp.exchange import landing
 from tlp.fleet.runs import device_activity, move
 from tlp.measure import rows
 from tlp.measure._prefetch import Prefetch
 from tlp.measure.canary import CanaryWatch
-from tlp.measure.contract import MeasureInput, MeasureOutcome, Runner, Sampler
+from tlp.measure.contract import MeasureInput, MeasureOutcome, Proposer, Runner
 from tlp.measure.endpoint import require_measurable
 from tlp.measure.quarantine import set_aside, wait_for_return
+from tlp.measure.recorder import Recorder
 
 if TYPE_CHECKING:
     from tlp.programs.space import Candidate
@@ -72,7 +66,7 @@ def measure_device(
     *,
     samples: int,
     run_id: str,
-    sampler: Sampler,
+    sampler: Proposer,
     runner: Runner,
     on_progress: Progress | None = None,
     workload_ids: Sequence[str] | None = None,
@@ -105,21 +99,21 @@ def measure_device(
         raise InvalidInputError(f"samples={samples} must be at least 1")
     row = fleet.store.get_device(device)
     require_measurable(row)
-    workloads = _workloads(fleet.store, workload_ids)
-    proposals = _propose(fleet.store, device, workloads, sampler, samples)
+    proposals = _propose(fleet.store, device, _workloads(fleet.store, workload_ids), sampler, samples)
+    batch, started = fleet.settings.measure_batch, time.monotonic()
     watch = CanaryWatch(fleet, row, run_id, runner)
     sink = landing.Sink(fleet)
-    session = _Session(sink, device, run_id, samples, fleet.settings.measure_batch, on_progress, watch)
+    recorder = Recorder(sink.put, device=device, run_id=run_id, watch=watch)
+    session = _Session(recorder, watch, device, samples, batch, on_progress)
     with (
         closing(sink),
         device_activity(fleet.store, device, DeviceState.MEASURING, f"run {run_id}"),
-        Prefetch(
-            _with_inputs(proposals, row.target, fleet.settings.check_every), fleet.settings.measure_batch
-        ) as candidates,
+        Prefetch(_with_inputs(proposals, row.target, fleet.settings.check_every), batch) as candidates,
     ):
         while True:
             try:
-                return session.report(session.run(candidates, runner))
+                reason = session.run(candidates, runner)
+                return session.report(run_id, time.monotonic() - started, reason)
             except (AllFailedError, DeviceLostError) as exc:
                 set_aside(fleet.store, device, exc)
                 if not isinstance(exc, DeviceLostError) or not wait_for_return(fleet, device, runner):
@@ -140,7 +134,7 @@ def _workloads(store: MeasurementStore, workload_ids: Sequence[str] | None) -> l
 
 
 def _propose(
-    store: MeasurementStore, device: str, workloads: Sequence[Workload], sampler: Sampler, samples: int
+    store: MeasurementStore, device: str, workloads: Sequence[Workload], sampler: Proposer, samples: int
 ) -> Iterator[Candidate]:
     """New programs, a few per visit, always of the workload with the fewest so far; ends when no space has more."""
     measured = {w.workload_id: store.measured_program_ids(device, w.workload_id) for w in workloads}
@@ -168,33 +162,27 @@ def _with_inputs(
 
 
 class _Session:
-    """Counts, the batch that is not committed yet, and the rule for stopping."""
+    """Counts, and the rule for stopping."""
 
     def __init__(
         self,
-        sink: landing.Sink,
+        recorder: Recorder,
+        watch: CanaryWatch,
         device: str,
-        run_id: str,
         samples: int,
         batch: int,
         on_progress: Progress | None,
-        watch: CanaryWatch,
     ) -> None:
-        self._sink = sink
+        self._recorder = recorder
+        self._watch = watch
         self._device = device
-        self._run_id = run_id
         self._samples = samples
         self._batch = batch
         self._on_progress = on_progress
-        self._watch = watch
         self._flagged = 0
-        self._started = time.monotonic()
-        self._committed_at = self._started
         self._flying: dict[str, Candidate] = {}
-        self._pending: list[tuple[Candidate, Measurement]] = []
         self._states: Counter[str] = Counter()
         self._workloads: set[str] = set()
-        self._failures: list[str] = []  # reasons of the failures since the last OK
 
     @property
     def _ok(self) -> int:
@@ -207,26 +195,19 @@ class _Session:
 
     def run(self, candidates: Iterator[tuple[Candidate, MeasureInput]], runner: Runner) -> str:
         """Measure until enough are OK; returns "done" or why it ended before."""
-        try:
+        with self._recorder.keeping():
             while (missing := self._samples - self._ok) > 0:
                 before = self._states.total()
                 self._watch.check()
                 for outcome in runner.measure(self._inputs(islice(candidates, min(missing, self._batch)))):
                     self._record(outcome)
                 tried = self._states.total()
-                self._commit()
+                self._recorder.commit()
                 if tried == before:
                     return "the design spaces of these workloads have no more programs"
                 if tried >= max(MAX_ATTEMPTS_FACTOR * self._samples, self._batch) and self._ok < self._samples:
                     return f"gave up: only {self._ok} of {tried} programs were OK{self._flagged_note()}"
             return "done"
-        except BaseException as exc:
-            try:
-                with held_signals():  # a second Ctrl-C must not cost what the first one keeps
-                    self._commit()
-            except StoreError as error:
-                exc.add_note(f"{len(self._pending)} measurements could not be stored: {error}")
-            raise
 
     def _flagged_note(self) -> str:
         if not self._flagged:
@@ -243,52 +224,28 @@ class _Session:
 
     def _record(self, outcome: MeasureOutcome) -> None:
         candidate = self._flying.pop(outcome.key)
-        row = rows.measurement(
-            candidate.program.program_id,
-            outcome,
-            device=self._device,
-            run_id=self._run_id,
-            canary_off=self._watch.off,
-        )
-        self._pending.append((candidate, row))
+        row = self._recorder.add(candidate, outcome)
         self._states[outcome.state] += 1
         if outcome.state is MeasurementState.OK:
             self._flagged += bool(row.canary_off)
             self._workloads.add(candidate.program.workload_id)
-            self._failures.clear()
-        else:
-            self._failures.append(f"{outcome.state}: {outcome.error}")
         if self._on_progress is not None:
             self._on_progress(self._states.total(), self._ok, self._failed)
-        late = time.monotonic() - self._committed_at > COMMIT_EVERY_S
-        if len(self._pending) >= self._batch or late:
-            self._commit()
-        if len(self._failures) >= min(self._batch, self._samples):
-            raise rows.all_failed(self._device, self._failures)
+        if len(self._recorder.pending) >= self._batch or self._recorder.waits_s > COMMIT_EVERY_S:
+            self._recorder.commit()
+        if len(self._recorder.failures) >= min(self._batch, self._samples):
+            raise self._recorder.all_failed()
 
-    def _commit(self) -> None:
-        """Store what is pending. Interrupted in between it may run again: measurement ids make that harmless."""
-        self._committed_at = time.monotonic()
-        canaries = self._watch.take()
-        if not self._pending and not canaries:
-            return
-        try:
-            self._sink.put(rows.batch(self._pending, canaries))
-        except BaseException:
-            self._watch.give_back(canaries)
-            raise
-        self._pending.clear()
-
-    def report(self, reason: str) -> MeasureReport:
+    def report(self, run_id: str, seconds: float, reason: str) -> MeasureReport:
         """What was done so far."""
         return MeasureReport(
             device=self._device,
-            run_id=self._run_id,
+            run_id=run_id,
             ok=self._ok,
             failed=self._failed,
             workloads=len(self._workloads),
             states=dict(self._states),
-            seconds=time.monotonic() - self._started,
+            seconds=seconds,
             reason=reason,
             flagged=self._flagged,
         )

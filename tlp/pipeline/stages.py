@@ -6,25 +6,24 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from storage import Device, MeasurementStore, RunKind
-from tlp.core.errors import AllFailedError, InvalidInputError, TlpError, UserError
+from storage import MeasurementStore, RunKind
+from tlp.core.errors import AllFailedError, InvalidInputError, UserError
 from tlp.core.fleet import Fleet
 from tlp.core.progress import say, track
-from tlp.core.registry import ModelRegistry
+from tlp.core.requests import TuneRequest
 from tlp.exchange import landing
 from tlp.fleet import runs
 from tlp.fleet.counts import validate_count
 from tlp.measure import quarantine
 from tlp.measure.endpoint import open_runner, require_measurable
 from tlp.pipeline.train import retrain
-from tlp.search.choose import DEFAULT_SAMPLER, SAMPLERS
+from tlp.search.table import DEFAULT_SAMPLER, SAMPLERS, require_sampler
 
 if TYPE_CHECKING:
     from tlp.training.saturation import Verdict
 
 __all__ = [
     "DEFAULT_SAMPLER",
-    "MODELS_WITHOUT_REGISTRY",
     "SAMPLERS",
     "add_builtin_once",
     "fill_quota",
@@ -34,8 +33,6 @@ __all__ = [
     "retrain",
     "tune",
 ]
-
-MODELS_WITHOUT_REGISTRY = ("xgb", "random")
 
 
 def measure(
@@ -69,10 +66,9 @@ def measure(
         InvalidInputError: unknown sampler, or `samples` is no count.
     """
     from tlp.measure import session
-    from tlp.search.choose import open_sampler, require_sampler
 
     validate_count("samples", samples, next_command=f"tlp measure {device_name} --samples 100")
-    require_sampler(sampler, device_name, samples)
+    entry = require_sampler(sampler, f"tlp measure {device_name} --samples {samples} --sampler random")
     quarantine.require_in_work(fleet, device_name)
     device = fleet.store.get_device(device_name)
     require_measurable(device)
@@ -90,7 +86,7 @@ def measure(
                 device_name,
                 samples=samples,
                 run_id=run.run_id,
-                sampler=open_sampler(fleet, device, sampler),
+                sampler=entry.open(fleet, device),
                 runner=runner,
                 on_progress=lambda _done, ok, failed: update(ok, f"{failed} failed" if failed else ""),
                 workload_ids=workloads,
@@ -312,48 +308,23 @@ def tune(
     Returns:
         What `tlp tune --json` prints.
     """
-    fleet.store.get_device(device)
-    fleet.store.get_network(network)
-    quarantine.require_in_work(fleet, device)
-    found = fleet.store.get_device(device)  # it may have come back just now
-    require_measurable(found)
+    from tlp.report.tuning import follow
+    from tlp.search import tuning
+
     if trials is not None:
         validate_count("trials", trials, next_command=f"tlp tune {network} --device {device} --trials 640")
-    from tlp.report.tuning import follow
-    from tlp.search import providers, tuning
-
-    ref, total = model, trials or fleet.settings.tune_trials
-    if resume:
-        earlier = tuning.find_resumable(fleet.store, network, device).params
-        ref, total = str(earlier["model"]), trials or int(earlier["trials"])
-    if ref not in MODELS_WITHOUT_REGISTRY:
-        fleet.registry.reconcile()  # a champion that a person moved meanwhile is recorded before it is used
-    provider = providers.open_provider(ref, found, fleet.settings, fleet.registry)
-    with (
-        open_runner(found, fleet.settings) as runner,
-        follow(f"tune {network}", total, every=fleet.settings.tune_batch) as update,
-    ):
-        report = tuning.tune(
-            fleet,
-            network=network,
-            device=device,
-            model=provider,
-            runner=runner,
-            trials=trials,
-            search=search,
-            resume=resume,
-            frozen=frozen,
-            until_flat=until_flat,
-            on_progress=update,
-        )
-    if ref not in MODELS_WITHOUT_REGISTRY:
-        _log_live(fleet.registry, found)
-    return report.to_json()
-
-
-def _log_live(registry: ModelRegistry, device: Device) -> None:
-    """Bring MLflow's live figures up to date; without MLflow they wait in the store for the next tuning run."""
-    try:
-        registry.log_live(device.family, device.name)
-    except TlpError as exc:
-        say(f"the live quality on {device.name} is in the store, not yet in MLflow: {exc.message}")
+    request = TuneRequest(
+        network=network,
+        device=device,
+        trials=trials,
+        model=model,
+        search=search,
+        resume=resume,
+        frozen=frozen,
+        until_flat=until_flat,
+    )
+    quarantine.require_in_work(fleet, device)
+    with follow(
+        f"tune {network}", trials or fleet.settings.tune_trials, every=fleet.settings.tune_batch
+    ) as on_progress:
+        return tuning.tune(fleet, request, on_progress=on_progress).to_json()

@@ -13,6 +13,7 @@ from rich.table import Table
 from tlp.core.progress import bar, track
 from tlp.report.tables import Columns, Row, duration, latency, share, table
 from tlp.search.report import TuningProgress
+from tlp.search.table import SEARCHES
 
 # TVM's MetaSchedule prints all but the last three.
 COLUMNS: Columns = {
@@ -94,12 +95,8 @@ def tuning_report(report: Row) -> list[RenderableType]:
     notes += [f"task {task['task']} was given up: {task['reason']}" for task in report["skipped_tasks"]]
     if degraded["events"]:
         notes.append(f"{degraded['events']} scorings had to do without the model: {degraded['last_reason']}")
-    if formulas := report.get("formulas"):
-        left = ", ".join(f"{count}: {reason}" for reason, count in formulas["without"].items())
-        left = f", the others left to evolutionary search ({left})" if left else ""
-        notes.append(f"formulas for {formulas['cells']} kinds of programs{left}")
-        if formulas["model_versions"]:
-            notes.append(f"Felix's model: version {', then '.join(formulas['model_versions'])}")
+    if (search := SEARCHES.get(report["search"])) is not None:
+        notes += search.lines(report)
     return [
         task_table(report["tasks"], title=title),
         *remeasured(report.get("remeasured", ())),

@@ -1,5 +1,1 @@
-"""Choosing which programs to measure next. Importing this package imports neither tvm nor torch."""
-
-from tlp.search._base import Observation, Search
-
-__all__ = ["Observation", "Search"]
+"""Searches and samplers: which programs to measure next. Importing this package imports neither tvm nor torch."""

@@ -21,14 +21,15 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from storage import Device, Measurement, MeasurementState, MeasurementStore, Sketch, Workload
-from tlp.core.errors import StoreError, TlpError
-from tlp.core.fleet import Fleet
+from storage import Measurement, MeasurementState, MeasurementStore, Sketch
+from tlp.core.errors import TlpError
 from tlp.core.signals import held_signals
-from tlp.measure import Runner, rows
+from tlp.measure import rows
 from tlp.measure.canary import CanaryWatch
-from tlp.search._session import TaskState
+from tlp.measure.recorder import Recorder
+from tlp.search.opening import Tuning
 from tlp.search.report import Remeasured
+from tlp.search.tasks import TaskState
 
 if TYPE_CHECKING:
     from tlp.programs.space import Candidate
@@ -39,7 +40,7 @@ Row = Mapping[str, Any]
 
 
 def remeasure(
-    fleet: Fleet, device: Device, run_ids: Sequence[str], tasks: Sequence[TaskState], runner: Runner, watch: CanaryWatch
+    tuning: Tuning, run_ids: Sequence[str], tasks: Sequence[TaskState], watch: CanaryWatch
 ) -> tuple[Remeasured, ...]:
     """Measure the best `settings.tune_remeasure` programs of a run again, in the order they were chosen.
 
@@ -50,56 +51,46 @@ def remeasure(
     Raises:
         Whatever the runner or the store raises; what was measured is stored before.
     """
+    fleet, device = tuning.fleet, tuning.device
     chosen = choose(_first_measurements(fleet.store, run_ids), tasks, fleet.settings.tune_remeasure)
-    candidates = _rebuild(fleet.store, device, tasks, [row for _task, row in chosen])
+    candidates = _rebuild(tuning, tasks, [row for _task, row in chosen])
     if not candidates:
         return ()
-    watch.check()
-    pending: list[tuple[Candidate, Measurement]] = []
-    try:
-        for outcome in runner.measure(
-            [rows.measure_input(candidate, device.target) for candidate in candidates.values()]
-        ):
-            measured = rows.measurement(
-                outcome.key, outcome, device=device.name, run_id=run_ids[0], canary_off=watch.off
-            )
-            pending.append((candidates[outcome.key], measured))
-    except BaseException as exc:
-        try:
-            with held_signals():  # as in `TuningSession.run`
-                fleet.store.add_measurements(rows.batch(pending, watch.take()))
-        except StoreError as error:
-            exc.add_note(f"{len(pending)} measurements could not be stored: {error}")
-        raise
-    fleet.store.add_measurements(rows.batch(pending, watch.take()))
-    again = {row.program_id: row for _candidate, row in pending}
-    found = []
-    for task, first in chosen:
-        if (second := again.get(first["program_id"])) is not None:
-            first_s, again_s = float(first["latency_s"]), second.latency_s
-            gap = None if again_s is None else again_s / first_s - 1.0
-            flagged = gap is None or abs(gap) > fleet.settings.tune_remeasure_gap
-            found.append(Remeasured(task.name, first["program_id"], first_s, again_s, gap, flagged, second.error))
-    return tuple(found)
+    recorder = Recorder(fleet.store.add_measurements, device=device.name, run_id=run_ids[0], watch=watch)
+    again: dict[str, Measurement] = {}
+    with recorder.keeping():
+        watch.check()
+        jobs = [rows.measure_input(candidate, device.target) for candidate in candidates.values()]
+        for outcome in tuning.runner.measure(jobs):
+            again[outcome.key] = recorder.add(candidates[outcome.key], outcome)
+    compared = [(task, first, again[first["program_id"]]) for task, first in chosen if first["program_id"] in again]
+    return tuple(_compare(task, first, second, fleet.settings.tune_remeasure_gap) for task, first, second in compared)
+
+
+def _compare(task: TaskState, first: Row, second: Measurement, limit: float) -> Remeasured:
+    first_s, again_s = float(first["latency_s"]), second.latency_s
+    gap = None if again_s is None else again_s / first_s - 1.0
+    flagged = gap is None or abs(gap) > limit
+    return Remeasured(task.name, second.program_id, first_s, again_s, gap, flagged, second.error)
 
 
 def choose(first: pl.DataFrame, tasks: Sequence[TaskState], count: int) -> list[tuple[TaskState, Row]]:
-    """Which programs are measured again, and for which task; see the module.
+    """Which programs are measured again, and for which task; the rule is told at the top of this module.
 
     Args:
         first: OK measurements, one per program: workload_id, program_id, latency_s, canary_off.
     """
-    of_workload: dict[str, list[Row]] = defaultdict(list)
+    by_workload: dict[str, list[Row]] = defaultdict(list)
     for row in first.iter_rows(named=True):
-        of_workload[row["workload_id"]].append(row)
+        by_workload[row["workload_id"]].append(row)
     ranked = []
     for index, task in enumerate(tasks):
-        mine = of_workload.get(task.workload.workload_id, [])
-        if not mine:
+        programs = by_workload.get(task.workload.workload_id)
+        if not programs:
             continue
-        typical_s = statistics.median(row["latency_s"] for row in mine)
-        mine.sort(key=lambda row: (bool(row["canary_off"]), row["latency_s"]))
-        for place, best in enumerate(mine[:count]):
+        typical_s = statistics.median(row["latency_s"] for row in programs)
+        programs.sort(key=lambda row: (bool(row["canary_off"]), row["latency_s"]))
+        for place, best in enumerate(programs[:count]):
             ranked.append((place, -task.weight * (typical_s - best["latency_s"]), index, best))
     ranked.sort(key=lambda item: item[:3])
     return [(tasks[index], row) for _place, _gain, index, row in ranked[:count]]
@@ -112,22 +103,21 @@ def _first_measurements(store: MeasurementStore, run_ids: Sequence[str]) -> pl.D
     return first.filter(pl.col("state") == MeasurementState.OK.value)
 
 
-def _rebuild(
-    store: MeasurementStore, device: Device, tasks: Sequence[TaskState], chosen: Sequence[Row]
-) -> dict[str, Candidate]:
+def _rebuild(tuning: Tuning, tasks: Sequence[TaskState], chosen: Sequence[Row]) -> dict[str, Candidate]:
     """Candidates of measured programs by program_id; one that cannot be built any more is left out, and logged."""
     if not chosen:
         return {}
     from tlp.programs.space import DesignSpace
 
-    workloads: dict[str, Workload] = {task.workload.workload_id: task.workload for task in tasks}
+    store, device = tuning.fleet.store, tuning.device
+    workloads = {task.workload.workload_id: task.workload for task in tasks}
     ids = sorted({row["workload_id"] for row in chosen})
     after = min(row["seq"] for row in chosen) - 1
     samples = store.samples(devices=[device.name], after=after, workload_ids=ids, flagged=True)
     decisions = dict(zip(samples["program_id"], samples["decisions"].to_list(), strict=True))
     sketches: dict[str, Sketch] = {s.sketch_id: s for s in store.get_sketches([row["sketch_id"] for row in chosen])}
     spaces: dict[str, DesignSpace] = {}
-    found: dict[str, Candidate] = {}
+    candidates: dict[str, Candidate] = {}
     for row in chosen:
         workload_id, program_id = row["workload_id"], row["program_id"]
         try:
@@ -140,6 +130,6 @@ def _rebuild(
             continue
         if built is None or built.program.program_id != program_id:
             log.warning("program %s is not measured again: it cannot be built any more", program_id)
-            continue
-        found[program_id] = built
-    return found
+        else:
+            candidates[program_id] = built
+    return candidates

@@ -1,7 +1,7 @@
 """The rounds of one tuning run.
 
-While the programs of one task are measured, the next task's search proposes (`Search.overlaps`): in another thread, on
-a core that the device does not use. It is asked for the task that the scheduler would pick if the one being measured
+While the programs of one task are measured, the next task's proposer works (`Proposer.overlaps`): in another thread,
+on a core that the device does not use. It is asked for the task that the scheduler would pick if the one being measured
 had no other turn; if the scheduler then wants another, what was proposed waits for the task's turn. Everything that a
 proposal depends on (what was observed, the model in force) changes only between two proposals, so a run is the same
 with and without the time it saves, but for the order of tasks.
@@ -12,149 +12,80 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from storage import (
-    Device,
-    Measurement,
-    MeasurementState,
-    Network,
-    ReasonCode,
-    TuningResult,
-    Workload,
-)
-from tlp.core.errors import StoreError
-from tlp.core.fleet import Fleet
+from storage import MeasurementBatch, MeasurementState, ReasonCode, TuningResult, Workload
 from tlp.core.signals import held_signals
 from tlp.fleet import quality
-from tlp.measure import MeasureOutcome, Runner, rows
+from tlp.measure import MeasureOutcome, Observation, Proposer, rows
 from tlp.measure.canary import CanaryWatch
+from tlp.measure.recorder import Recorder
 from tlp.search._ahead import Ahead, Proposal
-from tlp.search._base import Observation, Search
-from tlp.search.providers import CostModelProvider
-from tlp.search.report import TaskRow, TuningProgress
+from tlp.search.opening import Search, Task, Tuning
+from tlp.search.proposers import PerWorkload
+from tlp.search.report import TuningProgress
 from tlp.search.task_scheduler import SchedulerTask, TaskScheduler
+from tlp.search.tasks import TaskState, open_tasks, restore
 
 if TYPE_CHECKING:
     from tlp.programs.space import Candidate
 
 log = logging.getLogger(__name__)
 
-MAX_OPEN_SEARCHES: Final = 32  # design spaces and populations kept in memory; the store has what it takes to reopen one
 MAX_TASK_ERRORS: Final = 2  # errors of its search after which a task is given up
 ALL_FAILED_ROUNDS: Final = 3  # rounds in a row without one OK program after which the device is taken to be at fault
 
-SearchFactory = Callable[[Workload], Search]
 T = TypeVar("T")
-
-
-@dataclass
-class TaskState:
-    """A task and how far it is; see `TaskRow`."""
-
-    name: str
-    workload: Workload
-    weight: int
-    trials: int = 0
-    failed: int = 0
-    best_program_id: str | None = None
-    best_latency_s: float | None = None
-    best_flagged: bool = False
-    rounds: int = 0
-    best_at: int | None = None
-    elapsed_s: float = 0.0
-    errors: int = 0
-    given_up: str | None = None
-
-    @property
-    def flop(self) -> float:
-        """Floating point operations of one execution; 0 if unknown."""
-        return float(self.workload.context.get("flop") or 0.0)
-
-    def row(self) -> TaskRow:
-        """As it is shown."""
-        return TaskRow(
-            self.name,
-            self.workload.workload_id,
-            self.flop,
-            self.weight,
-            self.best_latency_s,
-            self.trials,
-            self.failed,
-            self.best_at,
-            self.elapsed_s,
-        )
 
 
 class TuningSession:
     """Rounds: the scheduler picks a task, its search proposes, the runner measures, one transaction stores.
 
     Args:
-        total: programs to measure in all; `spent` of them were in earlier parts of this run.
-        tasks: with what is known of each from before.
-        history: best latency after each earlier round of this budget, per workload; what the scheduler goes on from.
+        tuning: the run; its device must leave a core to the search if `overlap`.
+        search: opens a proposer when a task has its turn, and again after it was closed to save memory.
         watch: the device's canary, measured before each round.
-        settings: of the live quality, and of when a run is flat.
-        overlap: propose while measuring; the device must leave a core to the search.
-        until_flat: end the run when the network gets no faster (`tune_flat_rounds`, `tune_flat_gain`).
-        open_search: a search for a workload; called when the task has its turn and again after it was closed to save
-            memory.
+        earlier: parts of this run that were interrupted, oldest first.
+        overlap: propose while measuring.
     """
 
     def __init__(
         self,
-        fleet: Fleet,
-        *,
-        network: Network,
-        device: Device,
+        tuning: Tuning,
+        search: Search,
         run_id: str,
-        total: int,
-        spent: int,
-        batch: int,
-        tasks: Sequence[TaskState],
-        history: Mapping[str, Sequence[float | None]],
-        provider: CostModelProvider,
-        runner: Runner,
-        open_search: SearchFactory,
         watch: CanaryWatch,
-        on_progress: Callable[[TuningProgress], None] | None,
+        *,
+        earlier: Sequence[str] = (),
         overlap: bool = False,
-        until_flat: bool = False,
     ) -> None:
-        self._store = fleet.store
-        self._network = network
-        self._device = device
+        self._tuning = tuning
+        self._store, self._settings = tuning.fleet.store, tuning.fleet.settings
+        self._device = tuning.device.name
+        self._total = tuning.params.trials
+        self._search = search
         self._run_id = run_id
-        self._total = total
-        self._batch = batch
-        self._provider = provider
-        self._runner = runner
-        self._open_search = open_search
         self._watch = watch
-        self._settings = fleet.settings
-        self._on_progress = on_progress
         self._overlap = overlap
-        self._until_flat = until_flat
         self.ended = ReasonCode.DONE
         self._curve: list[float] = []  # estimated latency of the network after each round, once there is one
         self._ahead = Ahead()
-        self._searches: OrderedDict[str, Search] = OrderedDict()
-        self._pending: list[tuple[Candidate, Measurement]] = []
+        self._proposers = PerWorkload(self._open)
+        self._measured: dict[str, set[str]] = {}  # programs by workload
+        self._recorder = Recorder(self._put, device=self._device, run_id=run_id, watch=watch)
         self._round_of: TaskState | None = None
-        self._failures: list[str] = []  # since the last OK
         self._failed_rounds = 0
         self._started = time.monotonic()
-        self.tasks = list(tasks)
-        self.trials = spent
+        self.tasks = open_tasks(self._store, tuning.network, self._device)
         self.ok = 0
         self.version = "none"
         self.versions: list[tuple[str, int]] = []
-        self._scheduler = TaskScheduler([SchedulerTask(t.weight, t.flop, t.workload.name) for t in tasks])
-        for index, task in enumerate(tasks):
+        self.trials, history = restore(self._store, self.tasks, earlier)
+        self._scheduler = TaskScheduler([SchedulerTask(t.weight, t.flop, t.workload.name) for t in self.tasks])
+        for index, task in enumerate(self.tasks):
             for latency_s in history.get(task.workload.workload_id, ()):
                 self._scheduler.record(index, latency_s)
                 task.rounds += 1
@@ -166,29 +97,20 @@ class TuningSession:
             AllFailedError: every program of the last rounds failed.
             Whatever the runner or the store raises, and KeyboardInterrupt; what was measured is stored before.
         """
-        try:
+        with closing(self._ahead), self._recorder.keeping():
             while self.trials < self._total:
                 index = self._scheduler.next()
                 if index is None:
                     self.ended = ReasonCode.EXHAUSTED
                     return f"no more programs to measure after {self.trials} of {self._total} trials"
                 self._round(index)
-                if self._until_flat and (gain := self._flat()) is not None:
+                if self._tuning.params.until_flat and (gain := self._flat()) is not None:
                     self.ended = ReasonCode.FLAT
                     return (
                         f"flat: {gain:.2%} faster in the last {self._settings.tune_flat_rounds} rounds, after "
                         f"{self.trials} of {self._total} trials"
                     )
             return "done"
-        except BaseException as exc:
-            try:
-                with held_signals():  # a second Ctrl-C must not cost what the first one keeps
-                    self._commit()
-            except StoreError as error:
-                exc.add_note(f"{len(self._pending)} measurements could not be stored: {error}")
-            raise
-        finally:
-            self._ahead.close()
 
     def _round(self, index: int) -> None:
         task, started = self.tasks[index], time.monotonic()
@@ -196,8 +118,8 @@ class TuningSession:
         self._round_of = task
         proposal = self._ahead.pop(index, most=self._total - self.trials)
         if proposal is not None and proposal.version != self.version:
-            # Its search takes them for measured; opened anew it knows better and may propose them again.
-            self._searches.pop(task.workload.workload_id, None)
+            # Its proposer takes them for measured; opened anew it knows better and may propose them again.
+            self._proposers.close(task.workload)
             proposal = None
         if proposal is None:
             proposal = self._attempt(index, "proposing programs", lambda: self._propose(task, self._count()))
@@ -211,19 +133,18 @@ class TuningSession:
         self._watch.check()
         self._look_ahead(index, len(candidates))
         observations = []
-        for outcome in self._runner.measure(proposal.jobs):
+        for outcome in self._tuning.runner.measure(proposal.jobs):
             candidate = candidates[outcome.key]
             self._record(task, candidate, outcome)
             observations.append(Observation(candidate, outcome, scores.get(outcome.key)))
             task.elapsed_s += time.monotonic() - started
             started = time.monotonic()
             self._tell(index)
-        self._commit()
+        self._recorder.commit()
         self._judge(task, observations)
         task.rounds += 1
         self._take_ahead()  # before anything is learned: what it was made from must not change meanwhile
-        if (search := self._searches.get(task.workload.workload_id)) is not None:  # it may have been closed since
-            self._attempt(index, "learning from the measurements", lambda: search.observe(observations))
+        self._attempt(index, "learning from the measurements", lambda: self._proposers.observe(observations))
         self._scheduler.record(index, task.best_latency_s)
         task.elapsed_s += time.monotonic() - started
         self._check_device(task, observations)
@@ -231,7 +152,7 @@ class TuningSession:
 
     def _count(self, reserved: int = 0) -> int:
         """Programs of a round, when `reserved` of the budget are being measured."""
-        return min(self._batch, self._total - self.trials - reserved)
+        return min(self._tuning.params.batch, self._total - self.trials - reserved)
 
     def _look_ahead(self, index: int, reserved: int) -> None:
         """Let the next task's search propose while this task's programs are measured."""
@@ -240,8 +161,7 @@ class TuningSession:
         other = self._scheduler.next(without=(index,))
         if other is None or self._ahead.has(other):
             return
-        search = self._searches.get(self.tasks[other].workload.workload_id)
-        if search is not None and not search.overlaps:
+        if not self._proposers.may_overlap(self.tasks[other].workload):
             return
         self._ahead.begin(other, lambda: self._propose(self.tasks[other], count, ahead=True))
 
@@ -271,27 +191,34 @@ class TuningSession:
         return gain if gain < self._settings.tune_flat_gain else None
 
     def _take_up_model(self) -> None:
-        self.version = self._provider.refresh()
+        self.version = self._tuning.model.refresh()
+        self._search.refresh()
         if not self.versions or self.versions[-1][0] != self.version:
             self.versions.append((self.version, self.trials))
 
     def _propose(self, task: TaskState, count: int, *, ahead: bool = False) -> Proposal:
-        """Ask the task's search, which is opened if it is not; nothing if `ahead` and it must not be asked now."""
-        key = task.workload.workload_id
-        search = self._searches.pop(key, None) or self._open_search(task.workload)
-        self._searches[key] = search
-        while len(self._searches) > MAX_OPEN_SEARCHES:
-            self._searches.popitem(last=False)
-        if ahead and not search.overlaps:
+        """Ask the task's proposer, which is opened if it is not; nothing if `ahead` and it must not be asked now."""
+        proposer = self._proposers.of(task.workload)
+        if ahead and not proposer.overlaps:
             return Proposal({}, (), self.version)
-        candidates = search.propose(count)
-        jobs = [rows.measure_input(candidate, self._device.target) for candidate in candidates]
+        candidates = proposer.propose(task.workload, count, self._measured_of(task.workload))
+        jobs = [rows.measure_input(candidate, self._tuning.device.target) for candidate in candidates]
         return Proposal({job.key: c for job, c in zip(jobs, candidates, strict=True)}, jobs, self.version)
+
+    def _open(self, workload: Workload) -> Proposer:
+        return self._search.open(Task(self._tuning, workload, self._measured_of(workload)))
+
+    def _measured_of(self, workload: Workload) -> set[str]:
+        """Ids of the workload's programs that were measured on the device, in this run or before."""
+        key = workload.workload_id
+        if key not in self._measured:
+            self._measured[key] = self._store.measured_program_ids(self._device, key)
+        return self._measured[key]
 
     def _scores(self, candidates: Mapping[str, Candidate]) -> dict[str, float]:
         """What the model in force predicts for each, by key; none if there is no such model or it cannot say."""
         try:
-            scorer = self._provider.scorer()
+            scorer = self._tuning.model.scorer()
             if scorer is None:
                 return {}
             scores = scorer([(c.sketch, c.program.decisions) for c in candidates.values()])
@@ -316,7 +243,7 @@ class TuningSession:
         row = quality.round_quality(
             counts,
             run_id=self._run_id,
-            device=self._device.name,
+            device=self._device,
             version=self.version,
             workload_id=task.workload.workload_id,
             at=datetime.now(UTC),
@@ -336,7 +263,7 @@ class TuningSession:
             task.errors += 1
             reason = " ".join(f"{doing} failed: {exc}".split())[:300]
             log.warning("task %s: %s", task.name, reason)
-            self._searches.pop(task.workload.workload_id, None)
+            self._proposers.close(task.workload)
             if task.errors >= MAX_TASK_ERRORS:
                 self._give_up(index, reason)
             return None
@@ -345,44 +272,33 @@ class TuningSession:
         self.tasks[index].given_up = reason
         self._scheduler.retire(index)
         self._ahead.drop(index)
-        self._searches.pop(self.tasks[index].workload.workload_id, None)
+        self._proposers.close(self.tasks[index].workload)
 
     def _record(self, task: TaskState, candidate: Candidate, outcome: MeasureOutcome) -> None:
-        off = self._watch.off
-        row = rows.measurement(
-            candidate.program.program_id, outcome, device=self._device.name, run_id=self._run_id, canary_off=off
-        )
-        self._pending.append((candidate, row))
+        row = self._recorder.add(candidate, outcome)
+        self._measured_of(task.workload).add(row.program_id)
         self.trials += 1
         task.trials += 1
         if (latency_s := row.latency_s) is None:
             task.failed += 1
-            self._failures.append(f"{outcome.state}: {outcome.error}")
             return
         self.ok += 1
-        self._failures.clear()
         # As in `best_programs`: what was measured while the canary was off beats only its like.
-        if task.best_latency_s is None or (bool(off), latency_s) < (task.best_flagged, task.best_latency_s):
-            task.best_latency_s, task.best_program_id = latency_s, candidate.program.program_id
-            task.best_flagged = bool(off)
+        off = bool(row.canary_off)
+        if task.best_latency_s is None or (off, latency_s) < (task.best_flagged, task.best_latency_s):
+            task.best_latency_s, task.best_program_id, task.best_flagged = latency_s, row.program_id, off
             task.best_at = self.trials
 
-    def _commit(self) -> None:
-        """Store what is pending. Interrupted in between it may run again: measurement ids make that harmless."""
-        if not self._pending or self._round_of is None:
-            return
+    def _put(self, batch: MeasurementBatch) -> None:
+        """Store measurements, and how far that brought their task."""
+        self._store.add_measurements(batch)
         task = self._round_of
-        canaries = self._watch.take()
-        try:
-            self._store.add_measurements(rows.batch(self._pending, canaries))
-        except BaseException:
-            self._watch.give_back(canaries)
-            raise
-        self._pending.clear()
+        if task is None or not batch.measurements:
+            return
         result = TuningResult(
             run_id=self._run_id,
-            network=self._network.name,
-            device=self._device.name,
+            network=self._tuning.network.name,
+            device=self._device,
             workload_id=task.workload.workload_id,
             at=datetime.now(UTC),
             trials=task.trials,
@@ -401,11 +317,11 @@ class TuningSession:
         if task.best_latency_s is not None or not self.ok:
             self._failed_rounds += 1
         if self._failed_rounds >= ALL_FAILED_ROUNDS or (not self.ok and self._scheduler.next() is None):
-            raise rows.all_failed(self._device.name, self._failures)
+            raise self._recorder.all_failed()
 
     def _tell(self, index: int) -> None:
-        if self._on_progress is not None:
-            self._on_progress(self.progress(index))
+        if self._tuning.on_progress is not None:
+            self._tuning.on_progress(self.progress(index))
 
     def progress(self, index: int = 0) -> TuningProgress:
         """Where the run stands."""

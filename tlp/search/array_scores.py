@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from storage import Sketch
 from tlp.core.signals import check_interrupt
-from tlp.search._base import Observation
+from tlp.measure import Observation
 from tlp.search.adaptation import Measured, Pooling, TaskAdaptation
 from tlp.search.cost_model import Degraded, Scorer, checked
 

@@ -18,19 +18,19 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from storage import Program
+from storage import Program, Sketch, Workload
 from tlp.language.arrays import Arrays, IntArray
-from tlp.search._base import Observation, Search
+from tlp.measure import Observation, Proposer
 from tlp.search._pool import Pool
 from tlp.search.array_scores import ArrayModel, ScoreArrays
-from tlp.search.evolutionary import KnownProgram
 
 if TYPE_CHECKING:
     from tlp.programs.space import Candidate, DesignSpace
@@ -59,13 +59,22 @@ class Profile:
     corrected: int = 0
 
 
+@dataclass(frozen=True)
+class KnownProgram:
+    """A program that ran on the device before, to start a population from."""
+
+    sketch: Sketch
+    decisions: tuple[int, ...]
+    latency_s: float
+
+
 class _Scored(NamedTuple):
     pool: Pool
     row: IntArray
     score: float
 
 
-class ArraySearch(Search):
+class ArraySearch(Proposer):
     """See the module.
 
     Args:
@@ -74,8 +83,7 @@ class ArraySearch(Search):
             change between two calls of `propose`.
         population: P.
         generations: per call of `propose`.
-        measured: ids of programs measured on the device so far; never proposed.
-        elite: the best of them, to start from.
+        elite: the fastest programs known on the device, to start from.
         seed: the same seed, scores and observations give the same proposals.
         epsilon: share of random programs.
 
@@ -92,7 +100,6 @@ class ArraySearch(Search):
         *,
         population: int = 2048,
         generations: int = 4,
-        measured: Iterable[str] = (),
         elite: Sequence[KnownProgram] = (),
         seed: int = 0,
         epsilon: float = EPSILON,
@@ -101,7 +108,7 @@ class ArraySearch(Search):
         self._model = score if isinstance(score, ArrayModel) else ArrayModel(score)
         self._population = population
         self._generations = generations
-        self._measured = set(measured)
+        self._measured: set[str] = set()  # and what was proposed
         self._elite = tuple(elite)
         self._rng = np.random.default_rng(seed)
         self._seed = seed
@@ -111,8 +118,9 @@ class ArraySearch(Search):
         self._dry = 0
         self.profile = Profile()
 
-    def propose(self, count: int) -> list[Candidate]:
-        """See `Search.propose`."""
+    def propose(self, workload: Workload, count: int, measured: AbstractSet[str]) -> list[Candidate]:
+        """See `Proposer.propose`."""
+        self._measured |= measured
         if count < 1 or self._dry >= _DRY:
             return []
         if not self._pools:
@@ -122,10 +130,10 @@ class ArraySearch(Search):
         self._evolve()
         found = self._timed("apply", lambda: self._choose(count))
         self._dry = 0 if found else self._dry + 1
-        return found if found or self._dry >= _DRY else self.propose(count)
+        return found if found or self._dry >= _DRY else self.propose(workload, count, measured)
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """See `Search.observe`: programs that ran are bred from in the next rounds, the fastest of them."""
+        """See `Proposer.observe`: programs that ran are bred from in the next rounds, the fastest of them."""
         ok = [seen for seen in observations if seen.outcome.run_secs]
         for seen in sorted(ok, key=lambda seen: float(seen.outcome.latency_s or np.inf)):
             program = seen.candidate.program

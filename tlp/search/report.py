@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -122,7 +122,7 @@ class TuningReport:
         resumed_from: the run this one went on with.
         reason: "done", or why the budget was not used up.
         remeasured: the best programs of the run, measured again at its end; not among `trials`.
-        formulas: `tlp.felix.formulas.FormulaCount.to_json` of a search by gradient.
+        of_search: what the search adds (`Search.report`).
     """
 
     network: str
@@ -142,7 +142,7 @@ class TuningReport:
     reason: str
     warnings: tuple[str, ...] = ()
     remeasured: tuple[Remeasured, ...] = ()
-    formulas: Mapping[str, Any] | None = None
+    of_search: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def estimated_latency_s(self) -> float | None:
@@ -169,4 +169,5 @@ class TuningReport:
             "remeasured": [asdict(row) for row in self.remeasured],
             "resumed_from": self.resumed_from,
             "reason": self.reason,
-        } | ({} if self.formulas is None else {"formulas": dict(self.formulas)})
+            **self.of_search,
+        }

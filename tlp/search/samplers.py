@@ -1,47 +1,95 @@
-"""Where the programs of a measuring run come from."""
+"""The samplers of `tlp measure --sampler`, each opened for a device."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
-from storage import Workload
+from storage import Device, MeasurementStore
+from tlp.core.errors import InvalidInputError, ModelFormatError, NotFoundError, RegistryError
+from tlp.core.fleet import Fleet
+from tlp.core.progress import say
+from tlp.measure import Proposer
+from tlp.programs.space import DesignSpace
+from tlp.search.array_scores import ScoreArrays
+from tlp.search.array_search import ArraySearch
+from tlp.search.proposers import PerWorkload, RandomProposer
 
-if TYPE_CHECKING:
-    from tlp.programs.space import Candidate, DesignSpace
+POPULATION: Final = 512  # of the evolutionary sampler
+GENERATIONS: Final = 3
+RANDOM_SHARE: Final = 0.3  # of its programs, so that the model also sees what it misjudges
+MAX_RELATIVES: Final = 3
 
 
-class RandomSampler:
-    """Programs drawn at random from TVM's design space (MetaSchedule's post-order-apply and replay-trace).
+def open_random(fleet: Fleet, device: Device) -> Proposer:
+    """Programs drawn at random from TVM's design space."""
+    return random_programs(device.target, fleet.settings.seed)
 
-    Args:
-        target: of the device.
-        seed: the same seed proposes the same programs.
-        spaces: design spaces kept; they are made again when a workload comes back after many others.
+
+def random_programs(target: Mapping[str, Any], seed: int = 0) -> Proposer:
+    """Programs drawn at random for a target."""
+    return _per_space(target, lambda space: RandomProposer(space, seed))
+
+
+def open_evolutionary(fleet: Fleet, device: Device) -> Proposer:
+    """Programs that the champion takes for fast ones, and a random share; random ones, and a note, without a champion.
+
+    Raises:
+        RegistryUnavailableError: MLflow does not answer.
     """
+    from tlp.model.checkpoint import Checkpoint  # imports torch
+    from tlp.model.predictor import Predictor
 
-    def __init__(self, target: Mapping[str, Any], seed: int = 0, *, spaces: int = 32) -> None:
-        self._target = dict(target)
-        self._seed = seed
-        self._limit = spaces
-        self._spaces: OrderedDict[str, DesignSpace] = OrderedDict()
-        self._visits: dict[str, int] = {}
+    try:
+        predictor = Predictor(
+            Checkpoint.load(fleet.registry.resolve(device.family, device.name).checkpoint_dir),
+            device.name,
+            target=device.target,
+            family=device.family,
+            threads=fleet.settings.torch_threads,
+            torch_device=fleet.settings.torch_device,
+        )
+    except (NotFoundError, RegistryError, ModelFormatError, InvalidInputError) as exc:
+        say(f"no champion judges programs on {device.name}, they are drawn at random: {exc.message}")
+        return open_random(fleet, device)
+    return likely_fast(predictor.score, device.target, fleet.settings.seed)
 
-    def propose(self, workload: Workload, count: int, measured: AbstractSet[str]) -> list[Candidate]:
-        """See `Sampler.propose`."""
-        # What was measured before is part of the seed: a run that goes on must not draw the same programs again.
-        visit = self._visits.get(workload.workload_id, 0)
-        self._visits[workload.workload_id] = visit + 1
-        seed = (self._seed * 1_000_003 + len(measured) * 101 + visit) % (2**31 - 1)
-        return self._space(workload).sample(count, seed, exclude=frozenset(measured))
 
-    def _space(self, workload: Workload) -> DesignSpace:
-        from tlp.programs.space import DesignSpace  # imports tvm
+def likely_fast(
+    score: ScoreArrays, target: Mapping[str, Any], seed: int = 0, random_share: float = RANDOM_SHARE
+) -> Proposer:
+    """Programs that a model takes for fast ones, and a random share."""
+    return _per_space(
+        target,
+        lambda space: ArraySearch(
+            space, score, population=POPULATION, generations=GENERATIONS, seed=seed, epsilon=random_share
+        ),
+    )
 
-        space = self._spaces.pop(workload.workload_id, None) or DesignSpace(workload, self._target)
-        self._spaces[workload.workload_id] = space
-        while len(self._spaces) > self._limit:
-            self._spaces.popitem(last=False)
-        return space
+
+def open_select(fleet: Fleet, device: Device) -> Proposer:
+    """Representative, new, uncertain and promising programs (`tlp.search.select`)."""
+    from tlp.search.select import Guides, SelectProposer
+
+    guides = Guides(fleet.store, device.name, _relatives(fleet.store, device), fleet.settings.seed)
+    return _per_space(device.target, lambda space: SelectProposer(space, guides, fleet.settings.seed))
+
+
+def _per_space(target: Mapping[str, Any], open_one: Callable[[DesignSpace], Proposer]) -> Proposer:
+    return PerWorkload(lambda workload: open_one(DesignSpace(workload, target)))
+
+
+def _relatives(store: MeasurementStore, device: Device) -> list[str]:
+    """Devices of the family with samples, the most similar first."""
+    from tlp.model.nearest import similarity
+
+    counts = store.device_counts()
+    family = [
+        other
+        for other in store.list_devices()
+        if other.name != device.name and other.family == device.family and counts[other.name].samples_ok
+    ]
+    family.sort(
+        key=lambda other: (similarity(device.target, other.target), counts[other.name].samples_ok), reverse=True
+    )
+    return [other.name for other in family[:MAX_RELATIVES]]

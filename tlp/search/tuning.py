@@ -1,27 +1,31 @@
-"""Tuning a network for a device: the run around the rounds, and going on with one that was interrupted."""
+"""Tuning a network for a device: the run around the rounds, and resuming one that was interrupted."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
-from storage import Device, DeviceState, MeasurementState, MeasurementStore, Network, Run, RunKind, RunState
-from tlp.core.errors import AllFailedError, DeviceLostError, InvalidInputError, UserError
+from storage import Device, DeviceState, MeasurementStore, Run, RunKind, RunState
+from tlp.core.errors import AllFailedError, DeviceLostError, InvalidInputError, TlpError, UserError
 from tlp.core.fleet import Fleet
+from tlp.core.progress import say
+from tlp.core.requests import TuneRequest
 from tlp.core.settings import Settings
 from tlp.fleet import runs
 from tlp.measure import Runner, quarantine
 from tlp.measure.canary import CanaryWatch
-from tlp.measure.endpoint import endpoint_of, require_measurable
+from tlp.measure.endpoint import endpoint_of, open_runner, require_measurable
 from tlp.search._remeasure import remeasure
-from tlp.search._session import TaskState, TuningSession
-from tlp.search.factory import GRADIENT, SEARCHES, search_factory
-from tlp.search.providers import CostModelProvider
-from tlp.search.report import Remeasured, TuningProgress, TuningReport
+from tlp.search._session import TuningSession
+from tlp.search.opening import Search, TuneParams, Tuning
+from tlp.search.providers import WITHOUT_REGISTRY, CostModelProvider, open_provider
+from tlp.search.report import TuningProgress, TuningReport
+from tlp.search.table import SEARCHES, require_search
+from tlp.search.tasks import take_best
 
 _RESUMABLE: Final = (RunState.INTERRUPTED, RunState.CRASHED)
 
@@ -32,8 +36,7 @@ class ResumePoint:
 
     Attributes:
         run_id: the newest part.
-        params: its parameters: network, trials, model, search, batch, population, generations, seed, frozen,
-            until_flat.
+        params: its parameters, those of `TuneParams`.
         run_ids: all parts, newest first; a part that was resumed names the one before.
     """
 
@@ -49,35 +52,29 @@ def find_resumable(store: MeasurementStore, network: str, device: str) -> Resume
         UserError: there is none, or it came to an end.
     """
     runs.reap(store)
-    mine = [run for run in store.list_runs(kind=RunKind.TUNE, device=device) if run.params.get("network") == network]
-    if not mine or mine[0].state not in _RESUMABLE:
-        found = f"the last one is {mine[0].state}" if mine else "it was never tuned"
+    earlier = [run for run in store.list_runs(kind=RunKind.TUNE, device=device) if run.params.get("network") == network]
+    if not earlier or earlier[0].state not in _RESUMABLE:
+        why = f"the last one is {earlier[0].state}" if earlier else "it was never tuned"
         raise UserError(
-            f"there is no unfinished tuning run of {network} on {device} to go on with: {found}",
+            f"there is no unfinished tuning run of {network} on {device} to resume: {why}",
             next_command=f"tlp tune {network} --device {device}",
         )
-    by_id: dict[str, Run] = {run.run_id: run for run in mine}
-    chain = [mine[0].run_id]
-    while (earlier := by_id[chain[-1]].params.get("resumed_from")) in by_id and earlier not in chain:
-        chain.append(earlier)
-    return ResumePoint(mine[0].run_id, mine[0].params, tuple(chain))
+    by_id: dict[str, Run] = {run.run_id: run for run in earlier}
+    chain = [earlier[0].run_id]
+    while (before := by_id[chain[-1]].params.get("resumed_from")) in by_id and before not in chain:
+        chain.append(before)
+    return ResumePoint(earlier[0].run_id, earlier[0].params, tuple(chain))
 
 
 def tune(
     fleet: Fleet,
+    request: TuneRequest,
     *,
-    network: str,
-    device: str,
-    model: CostModelProvider,
-    runner: Runner,
-    trials: int | None = None,
-    search: str = "evolutionary",
-    resume: bool = False,
-    frozen: bool = False,
-    until_flat: bool = False,
+    model: CostModelProvider | None = None,
+    runner: Runner | None = None,
     on_progress: Callable[[TuningProgress], None] | None = None,
 ) -> TuningReport:
-    """Search for fast programs of every subgraph of a network, measuring `trials` of them on the device.
+    """Search for fast programs of every subgraph of a network, measuring `request.trials` of them on the device.
 
     Rounds of `settings.tune_batch` programs; the task scheduler says of which subgraph. A trial is one measured
     program, failed ones included. Programs that were measured on this device before are not measured again; the best
@@ -85,21 +82,15 @@ def tune(
     each round, and what the model predicted is compared with what was measured (`tlp.fleet.quality`). At the end the
     best `settings.tune_remeasure` programs of the run are measured again (`tlp.search._remeasure`). Each round is one
     transaction; on Ctrl-C, SIGTERM or an error what was measured is stored first. The device's lock is held throughout
-    and the run is a row of kind TUNE.
+    and the run is a row of kind TUNE. A resumed run keeps its parameters, but for `trials` if it is given.
 
     Args:
-        model: the cost model (`tlp.search.providers.open_provider`). For a resumed run the caller opens the one that
-            `find_resumable(...).params["model"]` names.
-        runner: of the device; not closed.
-        trials: the budget; None: `settings.tune_trials`, or the interrupted run's.
-        search: one of `tlp.search.factory.SEARCHES`; a resumed run keeps its own.
-        resume: go on with the last run, which was interrupted, until its budget is used; its parameters hold.
-        frozen: do not let the device's head learn from this run's measurements (`tlp.search.adaptation`).
-        until_flat: end the run early when the network gets no faster (`tune_flat_rounds`, `tune_flat_gain`).
+        model: the cost model; None: the one of the request, or of the run that is resumed.
+        runner: of the device, not closed; None: one is opened.
         on_progress: called after every program.
 
     Raises:
-        NotFoundError: no such network or device; no Felix model for a search by gradient.
+        NotFoundError: no such network or device; no model that the search needs.
         InvalidInputError: trials < 1, or no such search.
         UserError: the device cannot be measured, or was retired meanwhile; nothing to resume.
         BusyError: another run measures the device.
@@ -107,119 +98,102 @@ def tune(
         TlpError: of `model.refresh` before the first round, of the runner, of the store.
     """
     runs.reap(fleet.store)
-    found, machine = fleet.store.get_network(network), fleet.store.get_device(device)
-    require_measurable(machine)
-    if trials is not None and trials < 1:
-        raise InvalidInputError(
-            f"{trials} trials cannot be measured", next_command=f"tlp tune {network} --device {device} --trials 64"
-        )
-    if search not in SEARCHES:
-        raise InvalidInputError(
-            f"search {search!r} is not known, there is {', '.join(SEARCHES)}",
-            next_command=f"tlp tune {network} --device {device} --search {SEARCHES[0]}",
-        )
-    started = time.monotonic()
-    with runs.device_lock(fleet.settings, device):
-        point = find_resumable(fleet.store, network, device) if resume else None
-        params = _params(fleet.settings, network, trials, search, model.ref, point, frozen, until_flat)
-        if params["search"] in GRADIENT:
-            model.felix()  # whether there is one is asked before anything is started
+    network, device = fleet.store.get_network(request.network), fleet.store.get_device(request.device)
+    require_measurable(device)
+    again = f"tlp tune {network.name} --device {device.name}"
+    if request.trials is not None and request.trials < 1:
+        raise InvalidInputError(f"{request.trials} trials cannot be measured", next_command=f"{again} --trials 64")
+    require_search(request.search, f"{again} --search {next(iter(SEARCHES))}")
+    with runs.device_lock(fleet.settings, device.name), ExitStack() as opened:
+        point = find_resumable(fleet.store, network.name, device.name) if request.resume else None
+        ref = str(point.params["model"]) if point else request.model
+        asks_registry = model is None and ref not in WITHOUT_REGISTRY
+        if asks_registry:
+            fleet.registry.reconcile()  # a champion that a person moved meanwhile is recorded before it is used
+        model = model or open_provider(ref, fleet, device)
+        params = _params(fleet.settings, request, model.ref, point)
+        runner = runner or opened.enter_context(open_runner(device, fleet.settings))
+        tuning = Tuning(fleet, network, device, params, model, runner, on_progress)
+        search = require_search(params.search, again).open(tuning)
+        search.refresh()  # whether there is the model that it needs is asked before anything is started
         with (
-            runs.open_run(fleet.store, RunKind.TUNE, device=device, params=params) as run,
-            runs.device_activity(fleet.store, device, DeviceState.MEASURING, f"run {run.run_id}"),
+            runs.open_run(fleet.store, RunKind.TUNE, device=device.name, params=params.model_dump()) as run,
+            runs.device_activity(fleet.store, device.name, DeviceState.MEASURING, f"run {run.run_id}"),
         ):
-            watch = CanaryWatch(fleet, machine, run.run_id, runner)
-            session = _session(fleet, params, found, machine, run.run_id, point, model, runner, watch, on_progress)
-            try:
-                run.reason = session.run()
-                run.code = session.ended
-                run_ids = (run.run_id, *(point.run_ids if point else ()))
-                again = remeasure(fleet, machine, run_ids, session.tasks, runner, watch)
-                _take_best(fleet.store, device, session.tasks)
-            except (AllFailedError, DeviceLostError) as exc:
-                quarantine.set_aside(fleet.store, device, exc)
-                raise
-            finally:
-                run.result = {"trials": session.trials, "model_version": session.version}
-            report = _report(session, found, device, run.run_id, params, model, run.reason, started, again)
-            run.result = report.to_json()
-    return report
+            report = _run(tuning, search, run, point.run_ids if point else ())
+        if asks_registry:
+            _log_live(fleet, device)
+        return report
 
 
-def _params(
-    settings: Settings,
-    network: str,
-    trials: int | None,
-    search: str,
-    model: str,
-    point: ResumePoint | None,
-    frozen: bool,
-    until_flat: bool,
-) -> dict[str, Any]:
+def _log_live(fleet: Fleet, device: Device) -> None:
+    """Bring MLflow's live figures up to date; without MLflow they wait in the store for the next tuning run."""
+    try:
+        fleet.registry.log_live(device.family, device.name)
+    except TlpError as exc:
+        say(f"the live quality on {device.name} is in the store, not yet in MLflow: {exc.message}")
+
+
+def _params(settings: Settings, request: TuneRequest, model: str, point: ResumePoint | None) -> TuneParams:
     params: dict[str, Any] = {
-        "search": search,
+        "search": request.search,
         "trials": settings.tune_trials,
         "batch": settings.tune_batch,
         "population": settings.tune_population,
         "generations": settings.tune_generations,
         "seed": settings.seed,
-        "frozen": frozen,
-        "until_flat": until_flat,
+        "frozen": request.frozen,
+        "until_flat": request.until_flat,
     }
     if point is not None:
-        params = {key: point.params.get(key, value) for key, value in params.items()}
-    if trials is not None:
-        params["trials"] = trials
-    return {"network": network, "model": model, **params, "resumed_from": point.run_id if point else None}
+        params |= {key: point.params[key] for key in params.keys() & point.params.keys()}
+    if request.trials is not None:
+        params["trials"] = request.trials
+    return TuneParams(network=request.network, model=model, resumed_from=point.run_id if point else None, **params)
 
 
-def _session(
-    fleet: Fleet,
-    params: Mapping[str, Any],
-    network: Network,
-    device: Device,
-    run_id: str,
-    point: ResumePoint | None,
-    model: CostModelProvider,
-    runner: Runner,
-    watch: CanaryWatch,
-    on_progress: Callable[[TuningProgress], None] | None,
-) -> TuningSession:
-    tasks = _tasks(fleet.store, network, device.name)
-    by_id = {task.workload.workload_id: task for task in tasks}
-    history: dict[str, list[float | None]] = defaultdict(list)
-    spent, seen = 0, set[str]()
-    for earlier in reversed(point.run_ids if point else ()):
-        # The measurements say what was spent: a run killed between its two writes has them and not the round's row.
-        for row in fleet.store.measurements(run_id=earlier).iter_rows(named=True):
-            if row["program_id"] in seen:  # measured again when the budget was spent
-                continue
-            seen.add(row["program_id"])
-            spent += 1
-            task = by_id.get(row["workload_id"])
-            if task is not None:
-                task.trials += 1
-                task.failed += row["state"] != MeasurementState.OK
-        for result in fleet.store.tuning_results(run_id=earlier):
-            history[result.workload_id].append(result.best_latency_s)
-    return TuningSession(
-        fleet,
-        network=network,
-        device=device,
-        run_id=run_id,
-        total=int(params["trials"]),
-        spent=spent,
-        batch=int(params["batch"]),
-        tasks=tasks,
-        history=history,
-        provider=model,
-        runner=runner,
-        open_search=search_factory(fleet.store, device, model, params),
-        watch=watch,
-        on_progress=on_progress,
-        overlap=_leaves_a_core(device),
-        until_flat=bool(params["until_flat"]),
+def _run(tuning: Tuning, search: Search, run: runs.OpenRun, earlier: tuple[str, ...]) -> TuningReport:
+    """The rounds, measuring again, and the report.
+
+    Args:
+        earlier: parts of this run that were interrupted, newest first.
+    """
+    started = time.monotonic()
+    store, device = tuning.fleet.store, tuning.device
+    watch = CanaryWatch(tuning.fleet, device, run.run_id, tuning.runner)
+    session = TuningSession(tuning, search, run.run_id, watch, earlier=earlier[::-1], overlap=_leaves_a_core(device))
+    try:
+        run.reason = session.run()
+        run.code = session.ended
+        again = remeasure(tuning, (run.run_id, *earlier), session.tasks, watch)
+        take_best(store, device.name, session.tasks)
+    except (AllFailedError, DeviceLostError) as exc:
+        quarantine.set_aside(store, device.name, exc)
+        raise
+    finally:
+        run.result = {"trials": session.trials, "model_version": session.version}
+    report = TuningReport(
+        network=tuning.network.name,
+        device=device.name,
+        run_id=run.run_id,
+        model_version=session.version,
+        model_versions=tuple(session.versions),
+        search=tuning.params.search,
+        trials=session.trials,
+        failed=sum(task.failed for task in session.tasks),
+        seconds=time.monotonic() - started,
+        tasks=tuple(task.row() for task in session.tasks),
+        skipped=tuple((task.name, task.given_up) for task in session.tasks if task.given_up is not None),
+        degraded_events=tuning.model.degraded.events,
+        degraded_reason=tuning.model.degraded.last_reason,
+        resumed_from=tuning.params.resumed_from,
+        reason=run.reason,
+        warnings=tuple(tuning.model.notices),
+        remeasured=again,
+        of_search=search.report(),
     )
+    run.result = report.to_json()
+    return report
 
 
 def _leaves_a_core(device: Device) -> bool:
@@ -228,55 +202,3 @@ def _leaves_a_core(device: Device) -> bool:
     if not endpoint_of(device).is_local:
         return True
     return int(device.target.get("num-cores") or os.cpu_count() or 1) < len(os.sched_getaffinity(0))
-
-
-def _tasks(store: MeasurementStore, network: Network, device: str) -> list[TaskState]:
-    ids = [task.workload_id for task in network.tasks]
-    workloads = {workload.workload_id: workload for workload in store.get_workloads(ids)}
-    tasks = [TaskState(task.task, workloads[task.workload_id], task.weight) for task in network.tasks]
-    _take_best(store, device, tasks)
-    return tasks
-
-
-def _take_best(store: MeasurementStore, device: str, tasks: Sequence[TaskState]) -> None:
-    """Let the store say what is the best of each task: of a program measured twice it takes both into account."""
-    ids = [task.workload.workload_id for task in tasks]
-    best = {row["workload_id"]: row for row in store.best_programs(device, ids).iter_rows(named=True)}
-    for task in tasks:
-        if (row := best.get(task.workload.workload_id)) is not None:
-            task.best_program_id, task.best_latency_s = row["program_id"], float(row["latency_s"])
-            task.best_flagged = bool(row["canary_off"])
-
-
-def _report(
-    session: TuningSession,
-    network: Network,
-    device: str,
-    run_id: str,
-    params: Mapping[str, Any],
-    model: CostModelProvider,
-    reason: str,
-    started: float,
-    again: tuple[Remeasured, ...],
-) -> TuningReport:
-    tasks: Sequence[TaskState] = session.tasks
-    return TuningReport(
-        network=network.name,
-        device=device,
-        run_id=run_id,
-        model_version=session.version,
-        model_versions=tuple(session.versions),
-        search=str(params["search"]),
-        trials=session.trials,
-        failed=sum(task.failed for task in tasks),
-        seconds=time.monotonic() - started,
-        tasks=tuple(task.row() for task in tasks),
-        skipped=tuple((task.name, task.given_up) for task in tasks if task.given_up is not None),
-        degraded_events=model.degraded.events,
-        degraded_reason=model.degraded.last_reason,
-        resumed_from=params.get("resumed_from"),
-        reason=reason,
-        warnings=tuple(model.notices),
-        remeasured=again,
-        formulas=model.formulas.to_json() if params["search"] in GRADIENT else None,
-    )

@@ -25,7 +25,7 @@ from tlp.measure import MeasureInput, MeasureOutcome, session
 from tlp.measure.fake import FakeRunner
 from tlp.measure.session import measure_device
 from tlp.pipeline import stages as pipeline
-from tlp.search.samplers import RandomSampler
+from tlp.search.samplers import random_programs
 
 TARGET = {"kind": "llvm", "mcpu": "x86-64-v2", "num-cores": 1}
 
@@ -79,7 +79,7 @@ def measure(store: DuckDBStore, settings: Settings, runner: FakeRunner, samples:
             "cpu0",
             samples=samples,
             run_id=run.run_id,
-            sampler=RandomSampler(TARGET, 1),
+            sampler=random_programs(TARGET, 1),
             runner=runner,
         )
 

@@ -17,11 +17,11 @@ from tlp.core.settings import Settings
 from tlp.felix.checkpoint import FelixCheckpoint
 from tlp.felix.config import FEATURE_VERSION, KIND, FelixConfig
 from tlp.felix.network import FelixNetwork
+from tlp.felix.search import FelixChampion
 from tlp.model.checkpoint import Manifest
 from tlp.pipeline import stages as pipeline
 from tlp.registry import Registry
 from tlp.report.tuning import tuning_report
-from tlp.search.providers import open_provider
 
 FAMILY = "gradients"
 KEY = f"felix-{FAMILY}"
@@ -61,14 +61,15 @@ def test_the_champion_of_felix_is_what_is_descended_through(
         shown = " ".join(str(line) for line in tuning_report(report))
         assert f"formulas for {report['formulas']['cells']} kinds of programs" in shown
 
-    provider = open_provider("random", device, settings, registry)
-    second = provider.felix()
-    assert provider.felix() is second  # loaded once
+    notices: list[str] = []
+    champion = FelixChampion(registry, device, notices.append)
+    second = champion()
+    assert champion() is second  # loaded once
     client = mlflow.MlflowClient(mlflow_server.url, mlflow_server.url)
     client.set_registered_model_alias(registry.model_name(KEY), "champion", "1")  # what MLflow's page sends
-    first = provider.felix()
+    first = champion()
     assert first is not second
     assert not torch.equal(first.linear()[0], second.linear()[0])
     client.delete_registered_model_alias(registry.model_name(KEY), "champion")
-    provider.felix()
-    assert any("champion" in notice for notice in provider.notices)
+    champion()
+    assert any("champion" in notice for notice in notices)

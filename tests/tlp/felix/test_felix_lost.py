@@ -17,9 +17,9 @@ from tlp.core.settings import Settings
 from tlp.felix.checkpoint import FelixCheckpoint
 from tlp.felix.config import FEATURE_VERSION, KIND, FelixConfig
 from tlp.felix.network import FelixNetwork
+from tlp.felix.search import FelixChampion
 from tlp.model.checkpoint import MANIFEST, Manifest
 from tlp.registry import Registry
-from tlp.search.providers import open_provider
 
 KEY = "felix-x86_64"
 
@@ -47,43 +47,43 @@ def move_to_another_family(registry: Registry, version: int) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"family": "arm64"}))
 
 
-def test_a_version_without_a_head_that_may_stand_in_is_passed_over(
-    registry: Registry, device: Device, small: Settings
-) -> None:
+def test_a_version_without_a_head_that_may_stand_in_is_passed_over(registry: Registry, device: Device) -> None:
     move_to_another_family(registry, 2)
-    provider = open_provider("random", device, small, registry)
-    provider.felix()
+    notices: list[str] = []
+    champion = FelixChampion(registry, device, notices.append)
+    champion()
     stands_in = "Felix's model has no head for c: that of a stands in"
-    assert provider.notices[0] == stands_in and "version 1, the last good one" in provider.notices[1]
-    assert len(provider.notices) == 2
+    assert notices[0] == stands_in and "version 1, the last good one" in notices[1]
+    assert len(notices) == 2
 
     move_to_another_family(registry, 1)
-    provider = open_provider("random", device, small, registry)
+    notices: list[str] = []
+    champion = FelixChampion(registry, device, notices.append)
     with pytest.raises(ModelFormatError, match="needs Felix's cost model") as raised:
-        provider.felix()
+        champion()
     assert raised.value.next_command == "tlp train --device c --model felix"
 
 
-def test_a_run_goes_on_when_the_model_is_deleted_and_says_so(
-    registry: Registry, device: Device, small: Settings
-) -> None:
-    provider = open_provider("random", device, small, registry)
-    before = provider.felix()
+def test_a_run_goes_on_when_the_model_is_deleted_and_says_so(registry: Registry, device: Device) -> None:
+    notices: list[str] = []
+    champion = FelixChampion(registry, device, notices.append)
+    before = champion()
     uri = registry._settings.mlflow_tracking_uri
     mlflow.MlflowClient(uri, uri).delete_registered_model(registry.model_name(KEY))
-    assert provider.felix() is before and provider.felix() is before
-    assert ["going on with version 2" in said for said in provider.notices] == [False, True]
+    assert champion() is before and champion() is before
+    assert ["continues with version 2" in said for said in notices] == [False, True]
 
 
 def test_a_run_goes_on_when_looking_up_the_model_fails(
-    registry: Registry, device: Device, small: Settings, monkeypatch: pytest.MonkeyPatch
+    registry: Registry, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    provider = open_provider("random", device, small, registry)
-    before = provider.felix()
+    notices: list[str] = []
+    champion = FelixChampion(registry, device, notices.append)
+    before = champion()
 
     def broken(*_args: object) -> None:
         raise ValueError("a fault")
 
     monkeypatch.setattr(registry, "usable", broken)
-    assert provider.felix() is before
-    assert any("a fault" in said for said in provider.notices)
+    assert champion() is before
+    assert any("a fault" in said for said in notices)

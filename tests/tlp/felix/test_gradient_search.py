@@ -10,20 +10,18 @@ import pytest
 import torch
 
 from storage import MeasurementState, Sketch, Workload
-from tlp.core.errors import NotFoundError
+from tests.tuning import ask
 from tlp.felix.cells import Cell
 from tlp.felix.columns import WIDTH
 from tlp.felix.gradient_search import GradientSearch
 from tlp.felix.opinions import Chooser
 from tlp.felix.scorer import FelixModel
 from tlp.language.arrays import IntArray
-from tlp.measure import MeasureOutcome
+from tlp.measure import MeasureOutcome, Observation
 from tlp.programs.space import Candidate, DesignSpace
-from tlp.search import Observation
 from tlp.search.adaptation import Adaptation
 from tlp.search.array_scores import ArrayModel
 from tlp.search.cost_model import Degraded
-from tlp.search.providers import RandomProvider
 
 
 class LinearModel(FelixModel):
@@ -84,38 +82,38 @@ def judged(search: GradientSearch, candidates: Sequence[Candidate]) -> np.ndarra
 
 def test_it_finds_what_its_model_likes_and_nothing_twice(space: DesignSpace) -> None:
     search = open_search(space)
-    first = search.propose(6)
+    first = ask(search, 6)
     assert len(set(ids(first))) == 6 and search.descents == 1
     random = [c for c in space.sample(64, seed=9) if search.cells.fitted(c.sketch, np.array([c.program.decisions]))[0]]
     assert judged(search, first).min() > np.quantile(judged(search, random), 0.9)
     observe(search, first, 1e-3)
-    second = search.propose(6)
+    second = ask(search, 6)
     assert not set(ids(first)) & set(ids(second)) and search.descents == 2
 
 
 def test_the_same_seed_proposes_the_same(space: DesignSpace) -> None:
     def run(seed: int) -> list[str]:
         search = open_search(space, seed=seed, adaptation=Adaptation().task("w"))
-        first = search.propose(4)
+        first = ask(search, 4)
         observe(search, first, 2e-3)
-        return ids([*first, *search.propose(4)])
+        return ids([*first, *ask(search, 4)])
 
     assert run(3) == run(3)
     assert run(3) != run(4)
 
 
 def test_what_was_measured_before_is_not_proposed(space: DesignSpace) -> None:
-    first = ids(open_search(space).propose(4))
-    assert not set(first) & set(ids(open_search(space, measured=first).propose(4)))
+    first = ids(ask(open_search(space), 4))
+    assert not set(first) & set(ids(ask(open_search(space), 4, first)))
 
 
 def test_measurements_change_what_is_descended_through(space: DesignSpace) -> None:
     adaptation = Adaptation().task("w")
     search = open_search(space, adaptation=adaptation)
-    first = search.propose(4)
+    first = ask(search, 4)
     before = adaptation.gain
     observe(search, first, 1e-3)
-    search.propose(4)
+    ask(search, 4)
     assert before is None and adaptation.gain is not None
 
 
@@ -123,7 +121,7 @@ def test_the_refitted_objective_is_the_posterior(space: DesignSpace) -> None:
     """The torch form against the plain one."""
     adaptation = Adaptation().task("w")
     search = open_search(space, adaptation=adaptation)
-    for candidate, latency_s in zip(search.propose(5), (1e-3, 2e-3, 3e-3, 4e-3, 5e-3), strict=True):
+    for candidate, latency_s in zip(ask(search, 5), (1e-3, 2e-3, 3e-3, 4e-3, 5e-3), strict=True):
         observe(search, [candidate], latency_s)
     _, cell = search._active[0]
     rows = search._random_in(cell)[:20]
@@ -135,7 +133,7 @@ def test_the_refitted_objective_is_the_posterior(space: DesignSpace) -> None:
 @pytest.mark.parametrize("chooser", list(Chooser))
 def test_each_opinion_may_choose(space: DesignSpace, chooser: Chooser) -> None:
     search = open_search(space, other=ArrayModel(other), chooser=chooser)
-    found = search.propose(4)
+    found = ask(search, 4)
     assert len(found) == 4
     by_other = np.array([other(c.sketch, np.array([c.program.decisions]))[0] for c in found])
     if chooser is Chooser.TLP:
@@ -146,7 +144,7 @@ def test_each_opinion_may_choose(space: DesignSpace, chooser: Chooser) -> None:
 
 def test_what_has_no_formulas_is_bred_and_counted(workloads: tuple[Workload, ...], target: dict[str, Any]) -> None:
     search = open_search(DesignSpace(workloads[2], target), other=ArrayModel(other))
-    assert len(search.propose(3)) >= 1  # a task of a program or a few
+    assert len(ask(search, 3)) >= 1  # a task of a program or a few
     assert search.descents == 0 and sum(search.cells.count.without.values()) >= 1 and search.cells.count.cells == 0
 
 
@@ -160,7 +158,7 @@ def test_some_sketches_without_formulas(space: DesignSpace, monkeypatch: pytest.
         return None if arrays.sketch.sketch_id == unfit else get(arrays, places)
 
     monkeypatch.setattr(search.cells, "get", some)
-    found = [*search.propose(6), *search.propose(6)]
+    found = [*ask(search, 6), *ask(search, 6)]
     assert unfit in {candidate.sketch.sketch_id for candidate in found}
     assert search.descents == 2
 
@@ -169,9 +167,9 @@ def test_mixed_descends_while_it_pays(space: DesignSpace) -> None:
     search = open_search(space, other=ArrayModel(other), mixed=True)
     for latency_s in (1e-3, 0.9e-3, 0.9e-3, None):
         assert search.pays
-        observe(search, search.propose(3), latency_s)
+        observe(search, ask(search, 3), latency_s)
     assert not search.pays and search.descents == 4
-    bred = search.propose(3)
+    bred = ask(search, 3)
     assert len(bred) == 3 and search.descents == 4
     by_other = [other(c.sketch, np.array([c.program.decisions]))[0] for c in bred]
     assert by_other == sorted(by_other, reverse=True)
@@ -180,16 +178,16 @@ def test_mixed_descends_while_it_pays(space: DesignSpace) -> None:
 def test_without_another_model_mixed_only_descends(space: DesignSpace) -> None:
     search = open_search(space, mixed=True)
     for _ in range(4):
-        observe(search, search.propose(2), 1e-3)
+        observe(search, ask(search, 2), 1e-3)
     assert search.pays and search.descents == 4
 
 
 def test_a_promoted_model_is_taken_up(space: DesignSpace) -> None:
     models = [LinearModel(0)]
     search = GradientSearch(space, lambda: models[-1], starts=8, steps=4, population=32, seed=1)
-    search.propose(2)
+    ask(search, 2)
     models.append(LinearModel(1))
-    search.propose(2)
+    ask(search, 2)
     assert search._pooled.model is models[-1]
 
 
@@ -200,11 +198,5 @@ def test_a_model_that_fails_is_counted_and_stands_in_at_random(space: DesignSpac
 
     degraded = Degraded()
     search = open_search(space, model=Failing(), degraded=degraded)
-    assert len(search.propose(3)) == 3
+    assert len(ask(search, 3)) == 3
     assert degraded.events > 0 and "weights are gone" in str(degraded.last_reason)
-
-
-def test_a_search_by_gradient_needs_its_model() -> None:
-    with pytest.raises(NotFoundError, match="Felix's cost model") as caught:
-        RandomProvider().felix()
-    assert caught.value.next_command == "tlp train --model felix"

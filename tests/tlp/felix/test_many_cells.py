@@ -9,6 +9,7 @@ import pytest
 
 from storage import Workload
 from tests.tlp.felix.test_gradient_search import open_search, other
+from tests.tuning import ask
 from tlp.core import signals as _signals
 from tlp.felix import cells, gradient_search
 from tlp.felix.symbolic import UnfitError
@@ -27,7 +28,7 @@ def test_an_interrupt_does_not_wait_for_cells_to_be_probed(space: DesignSpace, m
     monkeypatch.setattr(cells, "make_symbolic", lambda *args: probed.append(args))
     monkeypatch.setattr(_signals, "_pending", [2])
     with pytest.raises(_signals.InterruptedSearch):
-        open_search(space).propose(2)
+        ask(open_search(space), 2)
     assert not probed
 
 
@@ -38,7 +39,7 @@ def test_programs_measured_before_cost_no_probes(space: DesignSpace, monkeypatch
     adaptation = Adaptation().task("w")
     adaptation.observe(measured)
     search = open_search(space, adaptation=adaptation)
-    assert len(search.propose(4)) == 4
+    assert len(ask(search, 4)) == 4
     assert search._order  # there are others than were probed
     assert len(search.cells._cells) == len(search._active)
     learned = [one for one in measured if search.cells.has(one.sketch, one.decisions)]
@@ -63,5 +64,5 @@ def test_a_sketch_without_formulas_is_given_up_after_a_few_cells(
     search._open()
     (pool, _), *_ = search._order
     search._order = [(pool, (index,)) for index in range(200)]
-    assert len(search.propose(4)) == 4  # bred by the other model
+    assert len(ask(search, 4)) == 4  # bred by the other model
     assert 0 < len(probed) < 20 and search.descents == 0

@@ -19,7 +19,7 @@ from tlp.measure.canary import CanaryWatch, rebase, tolerance
 from tlp.measure.fake import FakeRunner
 from tlp.measure.local import LocalRunner
 from tlp.measure.session import measure_device
-from tlp.search.samplers import RandomSampler
+from tlp.search.samplers import random_programs
 
 TARGET = {"kind": "llvm", "mcpu": "x86-64-v2", "num-cores": 1}
 SETTINGS = Settings(canary=True, measure_batch=4, canary_tolerance=0.1, canary_dispersions=3.0)
@@ -173,7 +173,7 @@ def measured(store: MemoryStore, slowdown: Callable[[int], float], samples: int 
             "cpu0",
             samples=samples,
             run_id=run.run_id,
-            sampler=RandomSampler(TARGET, 1),
+            sampler=random_programs(TARGET, 1),
             runner=runner,
         )
 

@@ -22,7 +22,7 @@ from tlp.measure import quarantine
 from tlp.measure.fake import FakeRunner
 from tlp.measure.session import measure_device
 from tlp.pipeline import stages as pipeline
-from tlp.search.samplers import RandomSampler
+from tlp.search.samplers import random_programs
 
 TARGET = {"kind": "llvm", "mcpu": "x86-64-v2", "num-cores": 1}
 QUARANTINED = DeviceState.QUARANTINED
@@ -136,7 +136,7 @@ def measure(store: MeasurementStore, limits: Settings, device: str, runner: Fake
             device,
             samples=10,
             run_id=run.run_id,
-            sampler=RandomSampler(TARGET, 1),
+            sampler=random_programs(TARGET, 1),
             runner=runner,
         )
 
@@ -241,7 +241,7 @@ def test_a_full_disk_is_named_and_nothing_acknowledged_is_lost(store, limits):
                 "board",
                 samples=10,
                 run_id=run.run_id,
-                sampler=RandomSampler(TARGET, 2),
+                sampler=random_programs(TARGET, 2),
                 runner=FakeRunner(),
             )
     finally:

@@ -25,6 +25,7 @@ from storage import (
     Workload,
 )
 from storage.testing import example_device
+from tests.fleets import fleet_of
 from tlp.core.errors import AllFailedError, InvalidInputError, NotFoundError, UserError
 from tlp.core.settings import Settings
 from tlp.fleet import runs
@@ -33,7 +34,7 @@ from tlp.measure.canary import CANARY_KEY
 from tlp.measure.fake import FakeRunner
 from tlp.measure.local import LocalRunner
 from tlp.measure.session import MeasureReport, measure_device
-from tlp.search.samplers import RandomSampler
+from tlp.search.samplers import random_programs
 
 TARGET = {"kind": "llvm", "mcpu": "x86-64-v2", "num-cores": 1}
 SETTINGS = Settings(measure_batch=4, canary=True)
@@ -73,16 +74,18 @@ def store() -> MemoryStore:
     return store
 
 
-def measure(store: MeasurementStore, samples: int, runner: Any = None, **changes: Any) -> MeasureReport:
+def measure(
+    store: MeasurementStore, samples: int, runner: Any = None, settings: Settings = SETTINGS, **changes: Any
+) -> MeasureReport:
     with runs.open_run(store, RunKind.MEASURE, device="cpu0") as run, runner or FakeRunner() as open_runner:
         return measure_device(
-            store,
+            fleet_of(settings, store),
             "cpu0",
             samples=samples,
             run_id=run.run_id,
-            sampler=RandomSampler(TARGET, 1),
+            sampler=random_programs(TARGET, 1),
             runner=open_runner,
-            **{"settings": SETTINGS, **changes},
+            **changes,
         )
 
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import numpy as np
 import pytest
 
-from storage import MemoryStore, RunKind, RunState, Sketch
-from tests.fleets import fleet_of
+from storage import MemoryStore, RunKind, RunState, Sketch, Workload
 from tests.tlp.search.runners import Interrupting
+from tests.tuning import FixedScorerProvider, tune_with
 from tlp.core.settings import Settings
 from tlp.measure import MeasureInput
-from tlp.measure.fake import FakeRunner
 from tlp.search import tuning
 from tlp.search.array_search import ArraySearch
-from tlp.search.providers import CostModelProvider, FixedScorerProvider
+from tlp.search.providers import CostModelProvider
 
 Items = Sequence[tuple[Sketch, Sequence[int]]]
 
@@ -27,8 +27,7 @@ def by_sum(items: Items) -> np.ndarray:
 
 
 def start(store: MemoryStore, settings: Settings, **more: Any) -> Any:
-    given: dict[str, Any] = {"network": "net", "device": "a", "trials": 24, "model": FixedScorerProvider(by_sum, "7")}
-    return tuning.tune(fleet_of(settings, store), **{**given, "runner": FakeRunner(), **more})
+    return tune_with(store, settings, **{"trials": 24, "model": FixedScorerProvider(by_sum, "7")} | more)
 
 
 @pytest.fixture
@@ -37,9 +36,9 @@ def proposals(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
     seen: list[tuple[str, str, int]] = []
     original = ArraySearch.propose
 
-    def propose(self: ArraySearch, count: int) -> Any:
+    def propose(self: ArraySearch, workload: Workload, count: int, measured: AbstractSet[str]) -> Any:
         seen.append((self._space.workload.workload_id, threading.current_thread().name, count))
-        return original(self, count)
+        return original(self, workload, count, measured)
 
     monkeypatch.setattr(ArraySearch, "propose", propose)
     return seen
@@ -100,8 +99,8 @@ class Changing(FixedScorerProvider):
 
     def refresh(self) -> str:
         self.left -= 1
-        self._version = "1" if self.left >= 0 else "2"
-        return self._version
+        self.ref = "1" if self.left >= 0 else "2"
+        return self.ref
 
 
 @pytest.mark.usefixtures("spare_core")
@@ -112,9 +111,9 @@ def test_what_an_older_version_proposed_is_not_measured_after_a_roll_back(
     model = Changing(3)
     original = ArraySearch.propose
 
-    def propose(self: ArraySearch, count: int) -> Any:
-        found = original(self, count)
-        made.update({candidate.program.program_id: model._version for candidate in found})
+    def propose(self: ArraySearch, workload: Workload, count: int, measured: AbstractSet[str]) -> Any:
+        found = original(self, workload, count, measured)
+        made.update({candidate.program.program_id: model.ref for candidate in found})
         return found
 
     monkeypatch.setattr(ArraySearch, "propose", propose)
@@ -151,10 +150,10 @@ def test_an_error_ahead_costs_the_task_a_try_and_nothing_else(
 ) -> None:
     original = ArraySearch.propose
 
-    def propose(self: ArraySearch, count: int) -> Any:
+    def propose(self: ArraySearch, workload: Workload, count: int, measured: AbstractSet[str]) -> Any:
         if threading.current_thread().name.startswith("search"):
             raise RuntimeError("a pass of TVM failed")
-        return original(self, count)
+        return original(self, workload, count, measured)
 
     monkeypatch.setattr(ArraySearch, "propose", propose)
     report = start(store, small)

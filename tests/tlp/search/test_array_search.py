@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from storage import MeasurementState, Sketch, Workload
+from tests.tuning import ask
 from tlp.language.arrays import IntArray
-from tlp.measure import MeasureOutcome
+from tlp.measure import MeasureOutcome, Observation
 from tlp.programs.space import Candidate, DesignSpace
-from tlp.search import Observation
-from tlp.search.array_search import ArraySearch
-from tlp.search.evolutionary import KnownProgram
+from tlp.search.array_search import ArraySearch, KnownProgram
 
 
 def score(sketch: Sketch, rows: IntArray) -> np.ndarray:
@@ -52,28 +51,28 @@ def observe(search: ArraySearch, candidates: Sequence[Candidate], latencies_s: S
 
 def test_the_best_come_first_and_none_twice(space: DesignSpace) -> None:
     search = open_search(space, epsilon=0.0)
-    first = search.propose(6)
+    first = ask(search, 6)
     assert len(set(ids(first))) == 6
     assert (np.diff(scores(first)) <= 0).all()
     random = scores(space.sample(64, seed=9))
     assert scores(first).min() > np.quantile(random, 0.95)
-    second = search.propose(6)
+    second = ask(search, 6)
     assert not set(ids(first)) & set(ids(second))
     assert search.profile.judged > 300 and search.profile.applied < 40
 
 
 def test_measured_programs_are_not_proposed(space: DesignSpace) -> None:
-    known = ids(open_search(space, epsilon=0.0).propose(4))
-    again = ids(open_search(space, epsilon=0.0, measured=known).propose(4))
+    known = ids(ask(open_search(space, epsilon=0.0), 4))
+    again = ids(ask(open_search(space, epsilon=0.0), 4, known))
     assert not set(known) & set(again)
 
 
 def test_the_same_seed_gives_the_same_programs(space: DesignSpace) -> None:
     def run(seed: int) -> list[str]:
         search = open_search(space, seed=seed)
-        first = search.propose(5)
+        first = ask(search, 5)
         observe(search, first, [1e-3 * (i + 1) for i in range(5)])
-        return ids(first) + ids(search.propose(5))
+        return ids(first) + ids(ask(search, 5))
 
     assert run(3) == run(3)
     assert run(3) != run(4)
@@ -81,7 +80,7 @@ def test_the_same_seed_gives_the_same_programs(space: DesignSpace) -> None:
 
 def test_a_share_is_random(space: DesignSpace) -> None:
     search = open_search(space, epsilon=1.0)
-    assert np.median(scores(search.propose(12))) < np.median(scores(open_search(space, epsilon=0.0).propose(12)))
+    assert np.median(scores(ask(search, 12))) < np.median(scores(ask(open_search(space, epsilon=0.0), 12)))
 
 
 def test_programs_that_ran_are_bred_from(space: DesignSpace) -> None:
@@ -93,7 +92,7 @@ def test_programs_that_ran_are_bred_from(space: DesignSpace) -> None:
         return np.full(len(rows), float(sketch.sketch_id == good.sketch.sketch_id))
 
     def near(search: ArraySearch) -> float:
-        found = search.propose(12)
+        found = ask(search, 12)
         return float(np.mean([(np.array(c.program.decisions) == good.program.decisions).mean() for c in found]))
 
     bred = near(open_search(space, score=flat, epsilon=0.0, elite=elite, generations=1))
@@ -111,18 +110,18 @@ def test_scores_that_are_no_numbers_come_last(space: DesignSpace) -> None:
     def broken(sketch: Sketch, rows: IntArray) -> np.ndarray:
         return np.where(rows[:, 3] > 1, np.nan, score(sketch, rows))
 
-    found = open_search(space, score=broken, epsilon=0.0).propose(4)
+    found = ask(open_search(space, score=broken, epsilon=0.0), 4)
     assert all(c.program.decisions[3] == 1 for c in found)
 
 
 def test_a_space_of_few_programs_ends(workloads: tuple[Workload, ...], target: dict[str, Any]) -> None:
     search = open_search(DesignSpace(workloads[2], target), score=lambda _sketch, rows: np.zeros(len(rows)))
     found: list[str] = []
-    while batch := search.propose(4):
+    while batch := ask(search, 4):
         found += ids(batch)
         assert len(found) < 100
     assert len(found) == len(set(found)) > 0
-    assert search.propose(4) == []
+    assert ask(search, 4) == []
 
 
 def test_what_tvm_always_rejects_is_not_tried_for_ever(space: DesignSpace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +140,7 @@ def test_what_tvm_always_rejects_is_not_tried_for_ever(space: DesignSpace, monke
     monkeypatch.setattr(DesignSpace, "build", build)
     search = open_search(space, score=likes_two, epsilon=0.0)
     for _ in range(3):
-        found = search.propose(4)
+        found = ask(search, 4)
         assert len(found) == 4
         assert all(c.program.decisions[-1] != 2 for c in found)
     sketches = len(space.sketches)
@@ -163,6 +162,6 @@ def test_what_tvm_puts_right_is_judged_anew(space: DesignSpace, monkeypatch: pyt
 
     monkeypatch.setattr(DesignSpace, "build", build)
     search = open_search(space, epsilon=0.0)
-    found = search.propose(4)
+    found = ask(search, 4)
     assert search.profile.corrected == 1
     assert worst.program.program_id not in ids(found)

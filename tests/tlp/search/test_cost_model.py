@@ -13,8 +13,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from storage import Device, DeviceState, Sketch, Workload
+from storage import Device, DeviceState, MemoryStore, Sketch, Workload
+from tests.tuning import FixedScorerProvider
 from tlp.core.errors import RegistryUnavailableError
+from tlp.core.fleet import Fleet
 from tlp.core.settings import Settings
 from tlp.core.signals import held_signals
 from tlp.language.vocabulary import Vocabulary
@@ -24,7 +26,7 @@ from tlp.model.network import MTLTLP
 from tlp.programs.space import DesignSpace
 from tlp.registry import ResolvedModel, UsableVersion
 from tlp.search.cost_model import Degraded, Scorer, ScoreScale, TLPCostModel
-from tlp.search.providers import FixedScorerProvider, RegistryProvider, open_provider
+from tlp.search.providers import RegistryProvider, open_provider
 from tlp.search.trace_reader import TraceReader
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -176,11 +178,12 @@ def test_open_provider_scores_with_the_registered_checkpoint(
             return UsableVersion(3, load(ResolvedModel("mtl-tlp-x86_64", 3, "champion", tmp_path / "version")))
 
     device = Device("a", space.target, "x86_64", 1, {}, {}, DeviceState.SERVING, datetime.now(UTC))
-    provider = open_provider("champion", device, settings, OneVersion())  # type: ignore[arg-type]
+    fleet = Fleet(settings, MemoryStore(), OneVersion())  # type: ignore[arg-type]
+    provider = open_provider("champion", fleet, device)
     assert provider.refresh() == "3"
     scorer = provider.scorer()
     assert scorer is not None
     reader = TraceReader(space)
     scores = scorer([reader.read(schedule) for schedule in schedules])
     assert scores.shape == (24,) and np.isfinite(scores).all() and len(set(scores.tolist())) > 12
-    assert [open_provider(ref, device, settings, OneVersion()).ref for ref in ("xgb", "random")] == ["xgb", "random"]  # type: ignore[arg-type]
+    assert [open_provider(ref, fleet, device).ref for ref in ("xgb", "random")] == ["xgb", "random"]

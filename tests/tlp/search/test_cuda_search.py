@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from storage import Sketch, Workload
 from tests.tlp.felix.test_symbolic import TOLERANCE, Fitted, places_of
 from tests.tlp.programs.conftest import KINDS, _module
+from tests.tuning import ask
 from tlp.felix.columns import NAMES
 from tlp.felix.symbolic import UnfitError, choose_probes, make_symbolic
 from tlp.language.arrays import Arrays, IntArray
@@ -245,7 +246,7 @@ def test_the_search_proposes_what_tvm_accepts(spaces: Spaces, monkeypatch: pytes
     def run() -> tuple[list[Candidate], ArraySearch]:
         model = score_with(untrained(encoder), encoder)
         search = ArraySearch(space, model, population=96, generations=3, seed=5)
-        return search.propose(6) + search.propose(6), search
+        return ask(search, 6) + ask(search, 6), search
 
     found, search = run()
     ids = [candidate.program.program_id for candidate in found]
@@ -296,7 +297,7 @@ def test_tensor_cores(spaces: Spaces) -> None:
     encoder = MetaScheduleEncoder(words, version=GPU_ENCODER_VERSION)
     assert any("warp_execution" in sketch.instructions_json for sketch in space.sketches)
     search = ArraySearch(space, score_with(untrained(encoder), encoder), population=64, generations=2, seed=1)
-    found = search.propose(4)
+    found = ask(search, 4)
     assert len(found) == 4
     for candidate in found:
         built = space.build(candidate.sketch, candidate.program.decisions)

@@ -8,20 +8,21 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from storage import MemoryStore, RunKind, Sketch
+from storage import MemoryStore, RunKind, Sketch, Workload
 from tests.fleets import fleet_of
 from tests.tlp.measure.test_session import SETTINGS, TARGET, fill, workloads
 from tlp.core.errors import InvalidInputError
 from tlp.core.settings import Settings
 from tlp.fleet import runs
-from tlp.measure.contract import Sampler
+from tlp.language.arrays import IntArray
+from tlp.measure import Proposer
 from tlp.measure.fake import FakeRunner
 from tlp.measure.session import measure_device
-from tlp.pipeline import stages as pipeline
-from tlp.search.choose import SAMPLERS, open_sampler, require_sampler
-from tlp.search.guided import EvolutionarySampler, SelectiveSampler
-from tlp.search.samplers import RandomSampler
-from tlp.search.selection import Weights, standardise
+from tlp.programs.space import DesignSpace
+from tlp.search.proposers import PerWorkload, RandomProposer
+from tlp.search.samplers import likely_fast, random_programs
+from tlp.search.select import SELECT, Guides, SelectProposer, Weights, standardise
+from tlp.search.table import DEFAULT_SAMPLER, SAMPLERS, require_sampler
 from tlp.training.learn.surrogate import ProfileReader, read_many
 
 
@@ -32,7 +33,7 @@ def store() -> MemoryStore:
     return store
 
 
-def measure(store: MemoryStore, sampler: Sampler, samples: int) -> None:
+def measure(store: MemoryStore, sampler: Proposer, samples: int) -> None:
     with runs.open_run(store, RunKind.MEASURE, device="cpu0") as run, FakeRunner() as runner:
         report = measure_device(
             fleet_of(SETTINGS, store), "cpu0", samples=samples, run_id=run.run_id, sampler=sampler, runner=runner
@@ -40,13 +41,24 @@ def measure(store: MemoryStore, sampler: Sampler, samples: int) -> None:
     assert report.ok == samples
 
 
-def by_last(programs: Sequence[tuple[Sketch, Sequence[int]]]) -> np.ndarray:
+def by_last(_sketch: Sketch, rows: IntArray) -> np.ndarray:
     """A model that likes large numbers at the end."""
-    return np.array([float(np.sum(row[-4:])) for _, row in programs])
+    return rows[:, -4:].sum(axis=1).astype(float)
+
+
+def select(
+    store: MemoryStore, device: str, relatives: Sequence[str], pool: int = 512, weights: Weights = SELECT
+) -> tuple[Proposer, Guides]:
+    guides = Guides(store, device, relatives, 1)
+
+    def open_one(workload: Workload) -> Proposer:
+        return SelectProposer(DesignSpace(workload, TARGET), guides, 1, pool=pool, weights=weights)
+
+    return PerWorkload(open_one), guides
 
 
 def test_selected_programs_are_new_and_spread_over_workloads(store: MemoryStore) -> None:
-    sampler = SelectiveSampler(store, "cpu0", [], TARGET, 1, pool=64)
+    sampler, _ = select(store, "cpu0", [], 64)
     measure(store, sampler, 12)
     measure(store, sampler, 8)
     frame = store.measurements(device="cpu0")
@@ -56,9 +68,9 @@ def test_selected_programs_are_new_and_spread_over_workloads(store: MemoryStore)
 
 def test_programs_chosen_by_distance_are_farther_apart_than_random_ones(store: MemoryStore) -> None:
     (workload, *_) = workloads()
-    sampler = SelectiveSampler(store, "cpu0", [], TARGET, 1, pool=128, weights=Weights())
+    sampler, _ = select(store, "cpu0", [], 128, Weights())
     chosen = sampler.propose(workload, 8, set())
-    drawn = RandomSampler(TARGET, 1).propose(workload, 8, set())
+    drawn = random_programs(TARGET, 1).propose(workload, 8, set())
     assert len({c.program.program_id for c in chosen}) == 8
     both = read_many(ProfileReader(), [(c.sketch, c.program.decisions) for c in (*chosen, *drawn)])
     points = standardise(both)
@@ -73,11 +85,11 @@ def test_programs_chosen_by_distance_are_farther_apart_than_random_ones(store: M
 def test_what_relatives_measured_comes_first(store: MemoryStore) -> None:
     from storage.testing import example_device
 
-    measure(store, RandomSampler(TARGET, 5), 16)
+    measure(store, random_programs(TARGET, 5), 16)
     store.add_device(example_device("cpu1", target=TARGET, min_samples=10), reason="enrolled")
     (workload, *_) = workloads()
     shared = store.measured_program_ids("cpu0", workload.workload_id)
-    sampler = SelectiveSampler(store, "cpu1", ["cpu0"], TARGET, 1, pool=64)
+    sampler, _ = select(store, "cpu1", ["cpu0"], 64)
     found = {c.program.program_id for c in sampler.propose(workload, 6, set())}
     assert len(found) == 6
     assert found <= shared
@@ -87,22 +99,22 @@ def test_what_relatives_measured_comes_first(store: MemoryStore) -> None:
 
 
 def test_the_guide_is_trained_as_samples_come_in(store: MemoryStore) -> None:
-    sampler = SelectiveSampler(store, "cpu0", [], TARGET, 1, pool=32)
+    sampler, guides = select(store, "cpu0", [], 32)
     (workload, *_) = workloads()
     sampler.propose(workload, 2, set())
-    assert sampler._guide is None
-    measure(store, RandomSampler(TARGET, 5), 80)
+    assert guides.before(0) is None
+    measure(store, random_programs(TARGET, 5), 80)
     sampler.propose(workload, 64, store.measured_program_ids("cpu0", workload.workload_id))
-    assert sampler._fitted_at == 80
+    assert guides.fitted_at == 80
 
 
 def test_a_search_finds_what_the_model_likes(store: MemoryStore) -> None:
     (workload, *_) = workloads()
-    found = EvolutionarySampler(by_last, TARGET, 1, pool=64, random_share=0.0).propose(workload, 6, set())
-    drawn = RandomSampler(TARGET, 1).propose(workload, 32, set())
+    found = likely_fast(by_last, TARGET, 1, random_share=0.0).propose(workload, 6, set())
+    drawn = random_programs(TARGET, 1).propose(workload, 32, set())
 
     def liked(candidates: list) -> float:
-        return float(by_last([(c.sketch, c.program.decisions) for c in candidates]).mean())
+        return float(np.mean([by_last(c.sketch, np.array([c.program.decisions]))[0] for c in candidates]))
 
     assert len({c.program.program_id for c in found}) == 6
     assert liked(found) > liked(drawn)
@@ -110,7 +122,7 @@ def test_a_search_finds_what_the_model_likes(store: MemoryStore) -> None:
 
 def test_a_tiny_space_ends(store: MemoryStore) -> None:
     tiny = workloads()[2]
-    for sampler in (SelectiveSampler(store, "cpu0", [], TARGET, 1), EvolutionarySampler(by_last, TARGET, 1)):
+    for sampler in (select(store, "cpu0", [])[0], likely_fast(by_last, TARGET, 1)):
         measured: set[str] = set()
         for _ in range(40):
             fresh = {c.program.program_id for c in sampler.propose(tiny, 8, measured)}
@@ -124,10 +136,13 @@ def test_a_tiny_space_ends(store: MemoryStore) -> None:
 
 def test_samplers_by_name(store: MemoryStore, mlflow_settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     device = store.get_device("cpu0")
-    made = {name: open_sampler(fleet_of(mlflow_settings, store), device, name) for name in SAMPLERS}
-    assert isinstance(made["select"], SelectiveSampler)
-    assert type(made["random"]) is type(made["evolutionary"]) is RandomSampler  # there is no champion
+    (workload, *_) = workloads()
+    opened = {name: entry.open(fleet_of(mlflow_settings, store), device) for name, entry in SAMPLERS.items()}
+    assert all(isinstance(sampler, PerWorkload) for sampler in opened.values())
+    kinds = {name: type(sampler.of(workload)) for name, sampler in opened.items()}  # type: ignore[attr-defined]
+    assert kinds["select"] is SelectProposer
+    assert kinds["random"] is kinds["evolutionary"] is RandomProposer  # there is no champion
     assert "drawn at random" in capsys.readouterr().err
     with pytest.raises(InvalidInputError, match="bogus"):
-        require_sampler("bogus", "cpu0", 3)
-    assert pipeline.DEFAULT_SAMPLER in SAMPLERS
+        require_sampler("bogus", "tlp measure cpu0 --samples 3")
+    assert DEFAULT_SAMPLER in SAMPLERS

@@ -12,17 +12,17 @@ import mlflow
 import pytest
 
 from storage import Device, DeviceState, MemoryStore
+from tests.tuning import tune_with
 from tlp.core.errors import RegistryError
+from tlp.core.fleet import Fleet
 from tlp.core.settings import Settings
 from tlp.language.vocabulary import Vocabulary
-from tlp.measure.fake import FakeRunner
 from tlp.model.checkpoint import WEIGHTS, Checkpoint, Manifest
 from tlp.model.config import TLPConfig
 from tlp.model.network import MTLTLP
 from tlp.registry import Registry
 from tlp.search.providers import CostModelProvider, open_provider
 from tlp.search.report import TuningProgress
-from tlp.search.tuning import tune
 
 FAMILY, MODEL = "x86_64", "mtl-tlp-x86_64"
 
@@ -40,9 +40,9 @@ def registry(store: MemoryStore, mlflow_settings: Settings, tmp_path: Path) -> R
 
 
 @pytest.fixture
-def provider(registry: Registry, small: Settings, target: dict[str, Any]) -> CostModelProvider:
+def provider(store: MemoryStore, registry: Registry, small: Settings, target: dict[str, Any]) -> CostModelProvider:
     device = Device("a", target, FAMILY, 1, {}, {"kind": "fake"}, DeviceState.SERVING, datetime.now(UTC))
-    return open_provider("champion", device, small, registry)
+    return open_provider("champion", Fleet(small, store, registry), device)
 
 
 def delete_version(registry: Registry, version: int) -> None:
@@ -87,20 +87,10 @@ def test_while_a_run_goes_on(
             for version in (1, 2):
                 delete_files(registry, version)
 
-    report = tune(
-        store,
-        small,
-        network="net",
-        device="a",
-        model=provider,
-        runner=FakeRunner(),
-        trials=12,
-        search="random",
-        on_progress=happens,
-    )
+    report = tune_with(store, small, model=provider, trials=12, search="random", on_progress=happens)
     assert report.reason == "done" and report.model_versions == (("3", 0), ("2", 4))
     assert "version 2, the last good one" in report.warnings[0]
-    assert "going on with version 2" in report.warnings[1]
+    assert "continues with version 2" in report.warnings[1]
     assert report.to_json()["warnings"] == list(report.warnings)
 
 

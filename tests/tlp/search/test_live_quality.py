@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from storage import CanaryState, MemoryStore, Sketch
-from tests.fleets import fleet_of
+from tests.tuning import FixedScorerProvider, tune_with
 from tlp.core.settings import Settings
 from tlp.measure import MeasureInput
 from tlp.measure.fake import FakeRunner
-from tlp.search.providers import FixedScorerProvider, RandomProvider
-from tlp.search.tuning import tune
+from tlp.search.providers import RandomProvider
 
 Items = Sequence[tuple[Sketch, tuple[int, ...]]]
 
@@ -35,8 +34,7 @@ def with_canary(small: Settings) -> Settings:
 
 def run(store: MemoryStore, settings: Settings, score: Any, **more: Any) -> Any:
     model = score if not callable(score) else FixedScorerProvider(score, "7")
-    given = {"network": "net", "device": "a", "trials": 14, "model": model, "runner": FakeRunner(repeat=1)}
-    return tune(fleet_of(settings, store), **{**given, **more})
+    return tune_with(store, settings, **{"trials": 14, "model": model, "runner": FakeRunner(repeat=1)} | more)
 
 
 def test_a_round_compares_what_the_model_said_with_what_was_measured(store: MemoryStore, with_canary: Settings) -> None:

@@ -13,16 +13,15 @@ import pytest
 from rich.console import Console
 
 from storage import MemoryStore, RunKind, RunState
-from tests.fleets import fleet_of
+from tests.tuning import tune_with
 from tlp.core.settings import Settings
 from tlp.measure import MeasureInput, MeasureOutcome
 from tlp.measure.fake import FakeRunner
 from tlp.report import tuning
 from tlp.search._remeasure import choose
-from tlp.search._session import TaskState
 from tlp.search.providers import RandomProvider
 from tlp.search.report import TuningReport
-from tlp.search.tuning import tune
+from tlp.search.tasks import TaskState
 
 
 class SecondLook(FakeRunner):
@@ -51,15 +50,7 @@ def again(small: Settings) -> Settings:
 
 def start(store: MemoryStore, settings: Settings, runner: FakeRunner, *, resume: bool = False) -> TuningReport:
     trials = None if resume else 14
-    return tune(
-        fleet_of(settings, store),
-        network="net",
-        device="a",
-        model=RandomProvider(),
-        runner=runner,
-        trials=trials,
-        resume=resume,
-    )
+    return tune_with(store, settings, model=RandomProvider(), runner=runner, trials=trials, resume=resume)
 
 
 def shown(report: dict[str, Any]) -> str:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlp.search.selection import Weights, choose, choose_best, spread_budget, standardise
+from bench.sampling import choose_best, spread_budget
+from tlp.search.select import Weights, choose, standardise
 
 NONE = Weights()
 

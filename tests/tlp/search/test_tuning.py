@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 from storage import DeviceState, MeasurementBatch, MeasurementState, MemoryStore, Network, RunKind, RunState, Sketch
-from tests.fleets import fleet_of
 from tests.tlp.search.runners import Interrupting
+from tests.tuning import FixedScorerProvider, tune_with
 from tlp.core.errors import AllFailedError, BusyError, InvalidInputError, UserError
 from tlp.core.settings import Settings
 from tlp.fleet.runs import device_lock
 from tlp.measure import MeasureInput, MeasureOutcome
 from tlp.measure.fake import FakeRunner
 from tlp.search import _session
-from tlp.search.providers import CostModelProvider, FixedScorerProvider, RandomProvider
+from tlp.search.providers import CostModelProvider, RandomProvider
 from tlp.search.report import TuningProgress
-from tlp.search.tuning import find_resumable, tune
+from tlp.search.tuning import find_resumable
 
 Items = Sequence[tuple[Sketch, tuple[int, ...]]]
 
@@ -30,8 +30,7 @@ def by_sum(items: Items) -> np.ndarray:
 
 
 def start(store: MemoryStore, settings: Settings, **more: Any) -> Any:
-    given: dict[str, Any] = {"network": "net", "device": "a", "trials": 14, "model": FixedScorerProvider(by_sum, "7")}
-    return tune(fleet_of(settings, store), **{**given, "runner": FakeRunner(), **more})
+    return tune_with(store, settings, **{"trials": 14, "model": FixedScorerProvider(by_sum, "7")} | more)
 
 
 def test_a_run_spends_its_budget_and_reports(store: MemoryStore, small: Settings) -> None:

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from storage import MemoryStore, ReasonCode
-from tests.fleets import fleet_of
+from tests.tuning import FixedScorerProvider, tune_with
 from tlp.core.settings import Settings
 from tlp.measure.fake import FakeRunner
-from tlp.search.providers import FixedScorerProvider
 from tlp.search.report import TuningReport
-from tlp.search.tuning import tune
 
 FLAT_ROUNDS = 3
 
@@ -26,8 +24,7 @@ def start(store: MemoryStore, small: Settings) -> Callable[..., TuningReport]:
     def begin(slowdown: Callable[[int], float], trials: int = 48, **more: Any) -> TuningReport:
         runner = FakeRunner(latency=lambda _job: 1e-3, spread=0.0, slowdown=slowdown)
         model = FixedScorerProvider(lambda items: np.array([float(sum(d)) for _, d in items]), "7")
-        given = {"network": "net", "device": "a", "until_flat": True, **more}
-        return tune(fleet_of(settings, store), model=model, runner=runner, trials=trials, **given)
+        return tune_with(store, settings, model=model, runner=runner, trials=trials, **{"until_flat": True} | more)
 
     return begin
 

@@ -25,6 +25,7 @@ from storage import (
 from tests.datasets import assert_same_dataset
 from tests.fleets import fleet_of
 from tlp.core.errors import BusyError, InvalidInputError, ModelFormatError, NotFoundError
+from tlp.core.fleet import Fleet
 from tlp.core.settings import Settings
 from tlp.exchange.ansor.importing import import_ansor
 from tlp.language.ansor_encoder import LAYOUTS, AnsorEncoder
@@ -200,7 +201,7 @@ def test_the_whole_step_with_a_real_registry(ansor: MemoryStore, mlflow_settings
         if ref == "champion" and report["promoted"]:
             assert registry.resolve(model_key("x86_64", ANSOR)).version == 1
         with pytest.raises(NotFoundError):
-            open_provider(ref, ansor.get_device("logged"), settings, registry).refresh()
+            open_provider(ref, Fleet(settings, ansor, registry), ansor.get_device("logged")).refresh()
 
 
 def test_a_family_that_cannot_be_trained_does_not_keep_the_others_from_it(

@@ -12,7 +12,7 @@ from tests.fleets import fleet_of
 from tests.tlp import small_fleet
 from tests.tlp.small_fleet import TARGET, candidates, latency_s, workload
 from tlp.core.settings import Settings
-from tlp.search.guide import fit_guide, guide_from_store
+from tlp.search.select import fit_guide, guide_from_store
 from tlp.training import saturation
 from tlp.training.data import transfer
 from tlp.training.data.dataset import Dataset, build_dataset

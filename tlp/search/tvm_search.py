@@ -7,16 +7,17 @@ cost model, ε-greedy choice (Ansor §5, `evolutionary_search.cc`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, Final
 
-from storage import MeasurementState, Sketch
+from storage import MeasurementState, Workload
 from tlp.core.errors import InvalidInputError
 from tlp.language.sketch import to_trace
+from tlp.measure import Observation, Proposer
 from tlp.measure.worker import kept
 from tlp.programs.tvm import make_tune_context, map_tvm_errors
-from tlp.search._base import Observation, Search
+from tlp.search.array_search import KnownProgram
 
 if TYPE_CHECKING:
     from tlp.programs.space import Candidate, DesignSpace
@@ -27,16 +28,7 @@ _DRY_ROUNDS: Final = 3
 _FAILED_S: Final = 1e10  # what TVM notes for a failed program; stays inside TVM's objects
 
 
-@dataclass(frozen=True)
-class KnownProgram:
-    """A program that ran on this device before, to start the population from."""
-
-    sketch: Sketch
-    decisions: tuple[int, ...]
-    latency_s: float
-
-
-class TVMEvolutionarySearch(Search):
+class TVMEvolutionarySearch(Proposer):
     """`EvolutionarySearch` over one design space.
 
     Args:
@@ -45,8 +37,7 @@ class TVMEvolutionarySearch(Search):
         batch: largest `count` of a round.
         population: size of the population.
         generations: generations per round.
-        measured: ids of programs measured on the device so far; never proposed.
-        elite: the best of them; their share of the population is TVM's `init_measured_ratio` (20%) at most.
+        elite: the fastest programs known on the device, at most TVM's `init_measured_ratio` (20%) of a population.
         seed: same seed and `threads == 1`: same proposals.
         threads: threads of TVM's search.
 
@@ -62,14 +53,13 @@ class TVMEvolutionarySearch(Search):
         batch: int,
         population: int,
         generations: int,
-        measured: Iterable[str] = (),
         elite: Sequence[KnownProgram] = (),
         seed: int = 0,
         threads: int = 1,
     ) -> None:
         self._space = space
         self._cost_model = cost_model
-        self._measured = set(measured)
+        self._known: set[str] = set()  # measured or proposed
         self._proposed: dict[str, Any] = {}  # program id → MeasureCandidate, not yet observed
         self._exhausted = False
         with map_tvm_errors(f"no evolutionary search for {space.workload.name} ({space.workload.workload_id})"):
@@ -95,10 +85,11 @@ class TVMEvolutionarySearch(Search):
             )
         self._batch = batch
 
-    def propose(self, count: int) -> list[Candidate]:
-        """See `Search.propose`; fewer than `count` when TVM brings up programs that were measured in earlier runs."""
+    def propose(self, workload: Workload, count: int, measured: AbstractSet[str]) -> list[Candidate]:
+        """See `Proposer.propose`; fewer than `count` when TVM brings up programs that were measured in earlier runs."""
         if count > self._batch:
             raise InvalidInputError(f"{count} programs asked for, this search proposes at most {self._batch}")
+        self._known |= measured
         for _ in range(_DRY_ROUNDS):
             if self._exhausted:
                 break
@@ -110,8 +101,8 @@ class TVMEvolutionarySearch(Search):
             for item in drawn:
                 candidate = self._space.from_schedule(item.sch)
                 key = candidate.program.program_id
-                if key not in self._measured and len(fresh) < count:
-                    self._measured.add(key)
+                if key not in self._known and len(fresh) < count:
+                    self._known.add(key)
                     self._proposed[key] = item
                     fresh.append(candidate)
             if fresh:
@@ -120,7 +111,7 @@ class TVMEvolutionarySearch(Search):
         return []
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """See `Search.observe`."""
+        """See `Proposer.observe`."""
         from tvm.s_tir import meta_schedule as ms
 
         candidates, results = [], []
@@ -161,12 +152,3 @@ class TVMEvolutionarySearch(Search):
                 ms.arg_info.ArgInfo.from_entry_func(self._space.module, remove_preproc=True),
             )
         )
-
-
-def known_programs(rows: Iterable[Mapping[str, Any]], sketches: Mapping[str, Sketch]) -> list[KnownProgram]:
-    """Rows of `MeasurementStore.best_programs` (as dicts) as elite; rows without their sketch are left out."""
-    return [
-        KnownProgram(sketches[row["sketch_id"]], tuple(int(d) for d in row["decisions"]), float(row["latency_s"]))
-        for row in rows
-        if row["sketch_id"] in sketches
-    ]

@@ -1,0 +1,82 @@
+"""Proposers of all searches and samplers: one for each workload, and random programs."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING, Final
+
+from storage import Workload
+from tlp.measure import Observation, Proposer
+
+if TYPE_CHECKING:
+    from tlp.programs.space import Candidate, DesignSpace
+
+MAX_OPEN: Final = 32  # design spaces and populations kept in memory; one that was closed is opened again
+
+
+class PerWorkload(Proposer):
+    """A proposer for each workload, opened when it is first asked; the one that was idle longest is closed.
+
+    Args:
+        open_one: opens the proposer of a workload.
+        limit: how many stay open.
+    """
+
+    def __init__(self, open_one: Callable[[Workload], Proposer], limit: int = MAX_OPEN) -> None:
+        self._open_one = open_one
+        self._limit = limit
+        self._opened: OrderedDict[str, Proposer] = OrderedDict()
+
+    def of(self, workload: Workload) -> Proposer:
+        """The proposer of a workload. Raises InvalidInputError: there is no design space."""
+        key = workload.workload_id
+        proposer = self._opened.pop(key, None) or self._open_one(workload)
+        self._opened[key] = proposer
+        while len(self._opened) > self._limit:
+            self._opened.popitem(last=False)
+        return proposer
+
+    def may_overlap(self, workload: Workload) -> bool:
+        """Whether the workload's proposer may run beside measuring; one that is not open yet may."""
+        opened = self._opened.get(workload.workload_id)
+        return opened is None or opened.overlaps
+
+    def close(self, workload: Workload) -> None:
+        """Forget the proposer of a workload."""
+        self._opened.pop(workload.workload_id, None)
+
+    def propose(self, workload: Workload, count: int, measured: AbstractSet[str]) -> list[Candidate]:
+        """See `Proposer.propose`."""
+        return self.of(workload).propose(workload, count, measured)
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """See `Proposer.observe`; what was closed since learns nothing."""
+        by_workload: dict[str, list[Observation]] = defaultdict(list)
+        for seen in observations:
+            by_workload[seen.candidate.program.workload_id].append(seen)
+        for key, own in by_workload.items():
+            if (proposer := self._opened.get(key)) is not None:
+                proposer.observe(own)
+
+
+class RandomProposer(Proposer):
+    """Random programs of a design space (MetaSchedule's post-order-apply and replay-trace); it learns nothing.
+
+    Args:
+        space: the workload's design space on the device's target.
+        seed: same seed, same `measured`: same proposals.
+    """
+
+    def __init__(self, space: DesignSpace, seed: int = 0) -> None:
+        self._space = space
+        self._seed = seed
+        self._visits = 0
+
+    def propose(self, workload: Workload, count: int, measured: AbstractSet[str]) -> list[Candidate]:
+        """See `Proposer.propose`."""
+        # What was measured before is part of the seed: a run that is resumed must not draw the same programs again.
+        seed = (self._seed * 1_000_003 + len(measured) * 101 + self._visits) % (2**31 - 1)
+        self._visits += 1
+        return self._space.sample(count, seed, exclude=frozenset(measured))

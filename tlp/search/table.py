@@ -1,0 +1,123 @@
+"""The searches of `tlp tune --search` and the samplers of `tlp measure --sampler`: two tables.
+
+To add one: a module with a `tlp.measure.Proposer`, and a line here. A package above this one adds its own lines when
+it is imported, as `tlp.felix` does. This module is light, so that the command line can print the names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from tlp.core.errors import InvalidInputError
+
+E = TypeVar("E")
+
+if TYPE_CHECKING:
+    from storage import Device
+    from tlp.core.fleet import Fleet
+    from tlp.measure import Proposer
+    from tlp.search.opening import Search, Tuning
+
+
+@dataclass(frozen=True)
+class SearchEntry:
+    """A search of the table.
+
+    Attributes:
+        summary: for `--help`, a few words.
+        open: makes the search for one tuning run.
+        lines: what a person should read of the search in a run's report (`tlp tune --json`).
+    """
+
+    summary: str
+    open: Callable[[Tuning], Search]
+    lines: Callable[[Mapping[str, Any]], Sequence[str]] = lambda _report: ()
+
+
+@dataclass(frozen=True)
+class SamplerEntry:
+    """A sampler of the table.
+
+    Attributes:
+        summary: for `--help`, a few words.
+        open: makes the sampler for a device. It raises RegistryUnavailableError if it needs a model and the registry
+            does not answer.
+    """
+
+    summary: str
+    open: Callable[[Fleet, Device], Proposer]
+
+
+def _evolutionary(tuning: Tuning) -> Search:
+    from tlp.search.opening import EvolutionarySearch
+
+    return EvolutionarySearch(tuning)
+
+
+def _tvm(tuning: Tuning) -> Search:
+    from tlp.search.opening import TVMSearch
+
+    return TVMSearch(tuning)
+
+
+def _random(tuning: Tuning) -> Search:
+    from tlp.search.opening import RandomSearch
+
+    return RandomSearch(tuning)
+
+
+SEARCHES: Final[dict[str, SearchEntry]] = {
+    "evolutionary": SearchEntry("evolution over arrays, judged by the model", _evolutionary),
+    "tvm": SearchEntry("TVM's own evolutionary search", _tvm),
+    "random": SearchEntry("random programs", _random),
+}
+
+
+def _random_sampler(fleet: Fleet, device: Device) -> Proposer:
+    from tlp.search.samplers import open_random
+
+    return open_random(fleet, device)
+
+
+def _evolutionary_sampler(fleet: Fleet, device: Device) -> Proposer:
+    from tlp.search.samplers import open_evolutionary
+
+    return open_evolutionary(fleet, device)
+
+
+def _select_sampler(fleet: Fleet, device: Device) -> Proposer:
+    from tlp.search.samplers import open_select
+
+    return open_select(fleet, device)
+
+
+SAMPLERS: Final[dict[str, SamplerEntry]] = {
+    "random": SamplerEntry("drawn from the design space", _random_sampler),
+    "evolutionary": SamplerEntry("fast ones, as the champion judges", _evolutionary_sampler),
+    "select": SamplerEntry("representative, new, uncertain and promising ones", _select_sampler),
+}
+DEFAULT_SAMPLER: Final = "select"
+"""Of bootstrap: needs no champion, and is ahead of random choice at 25% of a pool (docs/sampling.md)."""
+
+
+def require_search(name: str, next_command: str) -> SearchEntry:
+    """The search of that name. Raises InvalidInputError if there is none."""
+    return _entry(SEARCHES, "search", name, next_command)
+
+
+def require_sampler(name: str, next_command: str) -> SamplerEntry:
+    """The sampler of that name. Raises InvalidInputError if there is none."""
+    return _entry(SAMPLERS, "sampler", name, next_command)
+
+
+def choices(table: Mapping[str, SearchEntry] | Mapping[str, SamplerEntry]) -> str:
+    """The names of a table with their summaries, for `--help`."""
+    return "; ".join(f"{name} ({entry.summary})" for name, entry in table.items())
+
+
+def _entry(table: Mapping[str, E], what: str, name: str, next_command: str) -> E:
+    if name not in table:
+        raise InvalidInputError(f"{what} {name!r} is not known, there is {', '.join(table)}", next_command=next_command)
+    return table[name]
