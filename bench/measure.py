@@ -49,12 +49,12 @@ def sample(count: int, target: dict[str, Any]) -> list[Any]:
 def ours(candidates: list[Any], target: dict[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
     """Median seconds by program id, and where the time went."""
     from tlp.measure.local import LocalRunner
+    from tlp.measure.pool import Limits
 
     build_s = run_s = 0.0
     latency: dict[str, float] = {}
     inputs = [measure_input(candidate, target) for candidate in candidates]
-    limits = {"build_timeout_s": TIMEOUT_S, "run_timeout_s": TIMEOUT_S}
-    with LocalRunner(number=EVALUATOR["number"], repeat=EVALUATOR["repeat"], **limits) as runner:
+    with LocalRunner(Limits(TIMEOUT_S, TIMEOUT_S, EVALUATOR["number"], EVALUATOR["repeat"])) as runner:
         for outcome in runner.measure(inputs):
             build_s += outcome.build_s
             run_s += outcome.run_s

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from tlp.measure import MeasureInput
-from tlp.measure.local import RECYCLE_AFTER, LocalRunner
+from tlp.measure.local import LocalRunner
+from tlp.measure.pool import RECYCLE_AFTER, Limits
 
 FIRST = 200
 WINDOW = 20  # a figure is the median of this many readings: a worker that was just replaced is smaller
@@ -64,7 +65,7 @@ def main() -> None:
     options = parser.parse_args()
     series: dict[str, list[int]] = {"own": [], "own_anonymous": [], "worker": [], "worker_anonymous": []}
     started = time.monotonic()
-    with LocalRunner(repeat=1) as runner:
+    with LocalRunner(Limits(repeat=1)) as runner:
         for done, outcome in enumerate(runner.measure(programs(options.builds)), start=1):
             if outcome.error is not None:
                 raise SystemExit(f"program {outcome.key}: {outcome.state} {outcome.error}")

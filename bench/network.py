@@ -40,7 +40,7 @@ def tuned(name: str, case: str, target: Mapping[str, Any], scorer: Any, trials: 
     from tlp.core.requests import TuneRequest
     from tlp.core.settings import Settings
     from tlp.deploy import best
-    from tlp.measure.local import LocalRunner
+    from tlp.measure.endpoint import LocalEndpoint
     from tlp.programs.networks import build_network
     from tlp.search.providers import CostModelProvider, XGBProvider
     from tlp.search.tuning import tune
@@ -56,7 +56,7 @@ def tuned(name: str, case: str, target: Mapping[str, Any], scorer: Any, trials: 
     )
     model: CostModelProvider = XGBProvider() if case == "TVM" else FixedScorerProvider(scorer, "version")
     began = time.perf_counter()
-    with LocalRunner.from_settings(settings) as runner:
+    with LocalEndpoint().open_runner(settings) as runner:
         request = TuneRequest(
             network=name, device="bench", trials=trials, search="tvm" if case == "TVM" else "evolutionary"
         )

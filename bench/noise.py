@@ -23,6 +23,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ def measure_all(candidates: list[Any], target: dict[str, Any], core: int, rounds
     """Latency of every program in every round, what it cost, and what else the core did."""
     from tlp.core.settings import Settings
     from tlp.measure.local import LocalRunner
+    from tlp.measure.pool import Limits
     from tlp.measure.worker import dispersion, kept
 
     settings = Settings()
@@ -63,16 +65,8 @@ def measure_all(candidates: list[Any], target: dict[str, Any], core: int, rounds
     latencies: dict[str, list[float]] = {job.key: [] for job in inputs}
     repeats, dispersions, outliers, seen = [], [], 0, []
     build_s = run_s = 0.0
-    with LocalRunner(
-        number=settings.measure_number,
-        repeat=settings.measure_repeat,
-        warmup=settings.measure_warmup,
-        extra_repeats=settings.measure_extra_repeats,
-        max_dispersion=settings.measure_max_dispersion,
-        cores=[[core]],
-        build_timeout_s=300.0,
-        run_timeout_s=60.0,
-    ) as runner:
+    limits = replace(Limits.from_settings(settings), build_timeout_s=300.0, run_timeout_s=60.0)
+    with LocalRunner(limits, cores=[[core]]) as runner:
         list(runner.measure(inputs[:1]))  # the worker starts before the first round
         for _ in range(rounds):
             before = core_times(core)

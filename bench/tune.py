@@ -89,7 +89,7 @@ def run(
     from storage import Device, DeviceState, MemoryStore, Network, NetworkTask
     from tlp.core.requests import TuneRequest
     from tlp.core.settings import Settings
-    from tlp.measure.local import LocalRunner
+    from tlp.measure.endpoint import LocalEndpoint
     from tlp.search.tuning import tune
 
     settings = Settings(seed=seed, canary=False, tune_remeasure=1, torch_threads=1, **OVERRIDES.get(case, {}))
@@ -109,7 +109,7 @@ def run(
         if latency_s is not None and (not curve or latency_s < curve[-1][2]):
             curve.append((progress.trials, time.perf_counter() - began, latency_s))
 
-    with LocalRunner.from_settings(settings) as runner:
+    with LocalEndpoint().open_runner(settings) as runner:
         list(runner.measure([]))
         request = TuneRequest(network="task", device="bench", trials=trials, search=search, frozen=case == "frozen")
         report = tune(fleet_of(settings, store), request, model=model, runner=runner, on_progress=note)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.boards import Boards
 from tlp.core import child as _child
 from tlp.core.settings import Settings, get_settings
-from tlp.measure.testing_rpc import Fleet
 from tlp.pipeline import guests as guests
 from tlp.registry import Registry
 from tlp.registry._mlflow import create_database, set_environment
@@ -50,9 +50,9 @@ def settings(tmp_path: Path) -> Settings:
 
 
 @pytest.fixture(scope="session")
-def fleet() -> Iterator[Fleet]:
+def boards() -> Iterator[Boards]:
     """A TVM RPC tracker with one board of key `board`, for the session; tests that hurt boards start their own."""
-    with Fleet() as found:
+    with Boards() as found:
         found.start_board("board")
         yield found
 

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from storage import MeasurementState
+from tests.boards import Boards
+from tests.runners import Ending, RunnerContract, tiny_program
 from tlp.measure import MeasureInput, Runner
 from tlp.measure.fake import FakeRunner
 from tlp.measure.local import LocalRunner
+from tlp.measure.pool import Limits
 from tlp.measure.rpc import RpcRunner
-from tlp.measure.testing import Ending, RunnerContract, tiny_program
-from tlp.measure.testing_rpc import Fleet
 
 
 class TestFakeRunner(RunnerContract):
@@ -37,10 +38,10 @@ class TestFakeRunner(RunnerContract):
 
 class TestLocalRunner(RunnerContract):
     def make_runner(self) -> Runner:
-        return LocalRunner(run_timeout_s=2.0)
+        return LocalRunner(Limits(run_timeout_s=2.0))
 
     def make_strict_runner(self) -> Runner:
-        return LocalRunner(extra_repeats=4, max_dispersion=0.0)
+        return LocalRunner(Limits(extra_repeats=4, max_dispersion=0.0))
 
     def jittering(self, key: str) -> MeasureInput:
         return tiny_program(Ending.JITTERS, key)
@@ -56,9 +57,9 @@ class TestLocalRunner(RunnerContract):
 
 
 @pytest.fixture(scope="module")
-def rpc_runner(fleet: Fleet) -> Iterator[RpcRunner]:
+def rpc_runner(boards: Boards) -> Iterator[RpcRunner]:
     """One for all tests of the contract, whose processes take seconds to start: it can be used again by contract."""
-    with RpcRunner(tracker=fleet.tracker, key="board", run_timeout_s=2.0) as runner:
+    with RpcRunner(boards.tracker, "board", Limits(run_timeout_s=2.0)) as runner:
         yield runner
 
 
@@ -68,14 +69,14 @@ class TestRpcRunner(RunnerContract):
         return rpc_runner
 
     def make_runner(self) -> Runner:
-        return RpcRunner(tracker="127.0.0.1:1", key="board")
+        return RpcRunner("127.0.0.1:1", "board")
 
     @pytest.fixture(autouse=True)
-    def _tracker(self, fleet: Fleet) -> None:
-        self.tracker = fleet.tracker
+    def _tracker(self, boards: Boards) -> None:
+        self.tracker = boards.tracker
 
     def make_strict_runner(self) -> Runner:
-        return RpcRunner(tracker=self.tracker, key="board", extra_repeats=4, max_dispersion=0.0)
+        return RpcRunner(self.tracker, "board", Limits(extra_repeats=4, max_dispersion=0.0))
 
     def jittering(self, key: str) -> MeasureInput:
         return tiny_program(Ending.JITTERS, key)

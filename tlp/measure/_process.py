@@ -12,15 +12,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
-from tlp.measure import worker
+from tlp.measure.worker import REASON_CHARS
 
 LOG_BYTES = 1 << 20  # what a worker prints is kept up to here, for the reason of its death
 KILL_WAIT_S = 10.0
-# -P: the file's folder stays out of sys.path.
-LOCAL_WORKER = ("-P", str(Path(worker.__file__).resolve()))
 
 # The kernel's parent-death signal is tied to the *thread* that started the child, so all workers are started by one
 # thread that lives as long as this process.
@@ -34,22 +31,20 @@ class WorkerProcess:
     session stays the parent's: with kernel autogrouping, priorities only count between processes of one session.
 
     Args:
-        program: what Python runs, e.g. `LOCAL_WORKER`; it gets the arguments `FD PARENT_PID CORES`, see
-            `tlp.measure.worker`.
+        program: what Python runs; it gets the arguments `FD PARENT_PID CORES`, see `tlp.measure.worker`.
         hello: the first message it gets.
         threads: threads TVM and OpenMP may use in it.
         cores: CPUs it must stay on; None: all that the parent may use.
     """
 
     def __init__(self, program: Sequence[str], hello: Any, *, threads: int, cores: Sequence[int] | None = None) -> None:
-        self.program = tuple(program)
         self.threads = threads
         self.programs = 0
         self._killed = False
         self._log = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed in kill()
         self.connection, theirs = Pipe(duplex=True)
         try:
-            self._process = _starter.submit(self._start, theirs, cores).result()
+            self._process = _starter.submit(self._start, program, theirs, cores).result()
         except BaseException:
             self.connection.close()
             self._log.close()
@@ -58,19 +53,16 @@ class WorkerProcess:
             theirs.close()
         self.send(hello)
 
-    def _start(self, theirs: Connection, cores: Sequence[int] | None) -> subprocess.Popen[bytes]:
+    def _start(
+        self, program: Sequence[str], theirs: Connection, cores: Sequence[int] | None
+    ) -> subprocess.Popen[bytes]:
         env = dict(os.environ)
         env["TVM_NUM_THREADS"] = env["OMP_NUM_THREADS"] = str(self.threads)
         if cores is not None:
             env["TVM_BIND_THREADS"] = "0"  # TVM would spread its threads over cores of its own choice
+        stay = "-" if cores is None else ",".join(map(str, cores))
         return subprocess.Popen(
-            [
-                sys.executable,
-                *self.program,
-                str(theirs.fileno()),
-                str(os.getpid()),
-                ",".join(map(str, cores)) if cores is not None else "-",
-            ],
+            [sys.executable, *program, str(theirs.fileno()), str(os.getpid()), stay],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
@@ -110,14 +102,7 @@ class WorkerProcess:
             code = self._process.wait(timeout=KILL_WAIT_S)
         except subprocess.TimeoutExpired:
             return "worker closed its pipe"
-        if code < 0:
-            try:
-                name = signal.Signals(-code).name
-            except ValueError:
-                name = "unknown"
-            how = f"worker died of signal {-code} ({name})"
-        else:
-            how = f"worker exited with code {code}"
+        how = f"worker exited with code {code}" if code >= 0 else f"worker died of signal {-code} ({_name(-code)})"
         last = self._last_line()
         return f"{how}: {last}" if last else how
 
@@ -126,7 +111,7 @@ class WorkerProcess:
         text = os.pread(self._log.fileno(), 4096, max(0, size - 4096)).decode(errors="replace")
         # A crash handler's stack frames say less than the line above them.
         lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith('File "')]
-        return lines[-1][: worker.REASON_CHARS] if lines else ""
+        return lines[-1][:REASON_CHARS] if lines else ""
 
     def kill(self) -> None:
         """SIGKILL to its whole process group, reap it, close the pipe. May be called more than once."""
@@ -142,3 +127,10 @@ class WorkerProcess:
             self._process.wait(timeout=KILL_WAIT_S)
         self.connection.close()
         self._log.close()
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"

@@ -5,6 +5,7 @@ To add a kind: write its `Runner` in a new file, and its `Endpoint` with a line 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import ClassVar, Final, Literal
 
@@ -16,6 +17,7 @@ from tlp.core.settings import Settings
 from tlp.measure import Runner
 from tlp.measure.fake import FakeRunner
 from tlp.measure.local import LocalRunner
+from tlp.measure.pool import Limits
 from tlp.measure.rpc import RpcRunner
 
 
@@ -46,7 +48,7 @@ class LocalEndpoint(Endpoint):
 
     def open_runner(self, settings: Settings) -> Runner:
         """Processes of this machine, as many as `measure_workers`."""
-        return LocalRunner.from_settings(settings)
+        return LocalRunner(Limits.from_settings(settings), workers=settings.measure_workers)
 
 
 class RpcEndpoint(Endpoint):
@@ -65,7 +67,17 @@ class RpcEndpoint(Endpoint):
 
     def open_runner(self, settings: Settings, on_step: Callable[[str, str], None] | None = None) -> RpcRunner:
         """One for all boards of the key; `on_step` as of `RpcRunner`."""
-        return RpcRunner.from_settings(self.tracker, self.key, self.cc, settings, on_step)
+        return RpcRunner(
+            self.tracker,
+            self.key,
+            Limits.from_settings(settings),
+            cc=self.cc,
+            build_workers=settings.build_workers or max(1, (os.cpu_count() or 1) - 1),
+            queue_timeout_s=settings.queue_timeout_s,
+            upload_timeout_s=settings.upload_timeout_s,
+            max_losses=settings.device_max_losses,
+            on_step=on_step,
+        )
 
 
 class DatasetEndpoint(Endpoint):

@@ -45,7 +45,14 @@ class Step(StrEnum):
 
 
 # The step of the runner → ours. A connection is part of the upload.
-_STEPS = {"build": Step.COMPILED, "queue": Step.FREE, "upload": Step.UPLOADED, "run": Step.RUN, "check": Step.CORRECT}
+_STEPS = {
+    "build": Step.COMPILED,
+    "reference": Step.COMPILED,
+    "queue": Step.FREE,
+    "upload": Step.UPLOADED,
+    "run": Step.RUN,
+    "check": Step.CORRECT,
+}
 
 
 def rpc_device(

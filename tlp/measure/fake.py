@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterator
 
 from storage import MeasurementState
-from tlp.core.errors import DeviceLostError, InvalidInputError
+from tlp.core.errors import DeviceLostError
 from tlp.measure.canary import CANARY_KEY
-from tlp.measure.contract import MeasureInput, MeasureOutcome, Runner
+from tlp.measure.contract import MeasureInput, MeasureOutcome
+from tlp.measure.pool import GuardedRunner
 from tlp.measure.worker import Timing, time_program
 
 
-class FakeRunner(Runner):
+class FakeRunner(GuardedRunner):
     """Keeps the contract of `Runner` without building or running anything; outcomes come in the order of the inputs.
 
     Args:
@@ -23,7 +24,7 @@ class FakeRunner(Runner):
         fail_on: keys whose outcome is a RUN_ERROR.
         hang_on: keys whose outcome is a TIMEOUT (nothing waits).
         latency: seconds of an input; default: between 10 µs and 10 ms, fixed by seed, key and target.
-        repeat, extra_repeats, max_dispersion: see `LocalRunner`.
+        repeat, extra_repeats, max_dispersion: see `tlp.measure.pool.Limits`.
         spread: width of the repeats around the latency, relative; the same for the same input, whatever it is.
         lost: asked before every program whether the device is gone now; then DeviceLostError is raised.
         slowdown: how many programs were measured before (canaries not counted) → factor on the latency, of canaries,
@@ -55,32 +56,14 @@ class FakeRunner(Runner):
         self._lost = lost
         self._slowdown = slowdown or (lambda _programs: 1.0)
         self._programs = 0
-        self._in_use = False
-        self._closed = False
-
-    def measure(self, inputs: Iterable[MeasureInput]) -> Iterator[MeasureOutcome]:
-        """See `Runner.measure`."""
-        if self._closed:
-            raise InvalidInputError("the runner is closed")
-        if self._in_use:
-            raise InvalidInputError("the runner is measuring already; finish or drop that iterator first")
-        return self._measure(iter(inputs))
-
-    def close(self) -> None:
-        """Nothing is held; measuring is refused from now on."""
-        self._closed = True
 
     def _measure(self, inputs: Iterator[MeasureInput]) -> Iterator[MeasureOutcome]:
-        self._in_use = True
-        try:
-            for number, job in enumerate(inputs, start=1):
-                if self._lost():
-                    raise DeviceLostError("the device does not answer (fake)", next_command="tlp doctor")
-                outcome = self._outcome(number, job)
-                self._programs += job.key != CANARY_KEY
-                yield outcome
-        finally:
-            self._in_use = False
+        for number, job in enumerate(inputs, start=1):
+            if self._lost():
+                raise DeviceLostError("the device does not answer (fake)", next_command="tlp doctor")
+            outcome = self._outcome(number, job)
+            self._programs += job.key != CANARY_KEY
+            yield outcome
 
     def _outcome(self, number: int, job: MeasureInput) -> MeasureOutcome:
         if job.key in self._hang_on:

@@ -9,16 +9,16 @@ Usage: `python -P -m tlp.measure.rpc_worker build|board FD PARENT_PID CORES`, th
 `build`: in `(module_json, target, check)` after one `(folder, cc, suffix)`; out, per program:
 
     ("built", build_s, library)         the library's bytes
-    ("reference", check | note)         if a check was asked for: `(library, results)`, or why there is none
-    ("failed", "build", reason, wall_s)
+    ("reference", check, problem)       if a check was asked for: `(library, results)`, or None and why there is none
+    ("failed", "build", reason)
 
-`board`: in `(library, name, target_kind, args, check, check_args)` after one hello (`BoardOptions`); out, per program:
+`board`: in a `BoardTask` after one hello (`BoardOptions`), both as plain tuples; out, per program:
 
     ("waiting", reason)                 the tracker does not answer; tried again
     ("assigned", host, port)            a board is ours; connecting and uploading starts
     ("connected",)                      the board let us in
     ("facts", facts)                    once: what our own board server says about its board
-    ("uploaded", upload_s)              the library is loaded there, running starts
+    ("uploaded",)                       the library is loaded there, running starts
     ("lost", reason)                    the connection broke, whoever broke it
     ("ok" | "checking" | "right" | "wrong" | "failed", …)   as in `tlp.measure.worker`
 
@@ -27,10 +27,10 @@ and once at the start both say `("ready",)`.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -41,11 +41,14 @@ from typing import Any, NamedTuple
 from tlp.core.errors import DeviceError
 from tlp.measure import worker
 from tlp.measure.board import CRASHED, EXPIRED
-from tlp.measure.tracker import TrackerClient
+from tlp.measure.tracker import Assignment, TrackerClient
 
 TRACKER_TIMEOUT_S = 10.0
 REQUEST_S = 60.0  # a tracker that died without a word is noticed after this long
 RETRY_S = (0.5, 10.0)  # first and longest pause before a tracker that does not answer is tried again
+
+
+Arg = tuple[str, Sequence[int]]
 
 
 class BoardOptions(NamedTuple):
@@ -55,6 +58,26 @@ class BoardOptions(NamedTuple):
     key: str
     session_s: int
     timing: tuple[Any, ...]
+
+
+class BoardTask(NamedTuple):
+    """One program for a board.
+
+    Attributes:
+        library: its bytes.
+        name: of the file they become there.
+        kind: of the target.
+        args: dtype and shape of every argument.
+        check: the library to compare with the reference and what that computes; None: do not compare.
+        check_args: arguments of that library.
+    """
+
+    library: bytes
+    name: str
+    kind: str
+    args: Sequence[Arg]
+    check: tuple[bytes, list[Any]] | None
+    check_args: Sequence[Arg]
 
 
 class ProgramError(Exception):
@@ -77,38 +100,34 @@ def rpc_reason(exc: BaseException) -> str:
 def build_loop(connection: Connection) -> None:
     """Build what comes in until the other end closes."""
     folder, compiler, suffix = connection.recv()
+    path = Path(folder) / f"{os.getpid()}{suffix}"
     engine = worker.Engine(worker.Timing())
     connection.send(("ready",))
     while True:
         module_json, target, check = connection.recv()
         started = time.perf_counter()
         try:
-            library = _library(module_json, target, Path(folder), compiler, suffix)
+            library = _library(module_json, target, path, compiler)
         except Exception as exc:  # noqa: BLE001 - whatever a program raises is that program's outcome
-            connection.send(("failed", "build", worker.one_line(exc), time.perf_counter() - started))
+            connection.send(("failed", "build", worker.one_line(exc)))
             continue
         connection.send(("built", time.perf_counter() - started, library))
         if check is None:
             continue
         try:
-            # On this machine's CPU, whatever the board is.
-            expected = engine.reference(check, {"kind": "llvm"})
-            checked = library
-            if check[0] != module_json:
-                checked = _library(check[0], target, Path(folder), compiler, suffix)
-            connection.send(("reference", (checked, expected)))
-        except ConnectionError:
-            raise
+            expected = engine.reference(check, {"kind": "llvm"})  # on this machine's CPU, whatever the board is
+            checked = library if check[0] == module_json else _library(check[0], target, path, compiler)
         except Exception as exc:  # noqa: BLE001 - not the program's fault, whatever it is
-            connection.send(("reference", f"the reference cannot be computed: {worker.one_line(exc)}"))
+            connection.send(("reference", None, f"the reference cannot be computed: {worker.one_line(exc)}"))
+        else:
+            connection.send(("reference", (checked, expected), None))
 
 
-def _library(module_json: str, target: dict[str, Any], folder: Path, compiler: str | None, suffix: str) -> bytes:
+def _library(module_json: str, target: dict[str, Any], path: Path, compiler: str | None) -> bytes:
     import tvm
     from tvm.support import cc
 
     built = tvm.compile(tvm.ir.load_json(module_json), tvm.target.Target(target))
-    path = folder / f"{os.getpid()}{suffix}"
     try:
         built.export_library(str(path), **({"fcompile": cc.cross_compiler(compiler)} if compiler else {}))
         return path.read_bytes()
@@ -122,121 +141,101 @@ def board_loop(connection: Connection) -> None:
     options = BoardOptions(*connection.recv())
     import tvm.rpc  # noqa: F401 - before the first limit runs
 
-    pool = worker.ValuePool()
-    ask_facts = True
+    board = _Board(connection, options)
     connection.send(("ready",))
     while True:
-        library, name, kind, args, check, check_args = connection.recv()
-        started = time.perf_counter()
+        task = BoardTask(*connection.recv())
         try:
-            host, port, match_key = _request(connection, options)
-            connection.send(("assigned", host, port))
-            session = _Session(connection, options, pool, ask_facts)
-            ask_facts = False
-            session.run(host, port, match_key, library, name, kind, args, check, check_args)
+            assignment = _request(connection, options)
+            connection.send(("assigned", assignment.host, assignment.port))
+            board.run(assignment, task)
         except ConnectionError:
             raise  # the pipe: the parent is gone
         except LostError as exc:
             connection.send(("lost", str(exc)))
         except worker.TooSlowError as exc:
-            connection.send(("failed", "timeout", str(exc), time.perf_counter() - started))
+            connection.send(("failed", "timeout", str(exc)))
         except ProgramError as exc:
-            connection.send(("failed", "run", str(exc), time.perf_counter() - started))
+            connection.send(("failed", "run", str(exc)))
         except Exception as exc:  # noqa: BLE001 - whatever a program raises is that program's outcome
-            connection.send(("failed", "run", worker.one_line(exc), time.perf_counter() - started))
+            connection.send(("failed", "run", worker.one_line(exc)))
         gc.collect()  # the session ends with the last object that lives on the board: the next one may have it
 
 
-def _request(connection: Connection, options: BoardOptions) -> tuple[str, int, str]:
+def _request(connection: Connection, options: BoardOptions) -> Assignment:
     pause_s = RETRY_S[0]
     while True:
         try:
             with TrackerClient(options.tracker, TRACKER_TIMEOUT_S) as tracker:
-                found = tracker.request(options.key, REQUEST_S)
-                return found.host, found.port, found.match_key
+                return tracker.request(options.key, REQUEST_S)
         except DeviceError as exc:
             connection.send(("waiting", exc.message))
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, RETRY_S[1])
 
 
-class _Session:
-    """One program on one board."""
+class _Board:
+    """Runs programs on boards of one key, one after the other."""
 
-    def __init__(self, connection: Connection, options: BoardOptions, pool: worker.ValuePool, ask_facts: bool) -> None:
+    def __init__(self, connection: Connection, options: BoardOptions) -> None:
         import tvm
         from tvm import rpc
 
         self._tvm, self._rpc = tvm, rpc
-        self._connection, self._options, self._pool, self._ask_facts = connection, options, pool, ask_facts
+        self._connection, self._options = connection, options
+        self._pool = worker.ValuePool()
+        self._ask_facts = True
 
-    def run(
-        self,
-        host: str,
-        port: int,
-        match_key: str,
-        library: bytes,
-        name: str,
-        kind: str,
-        args: Sequence[tuple[str, Sequence[int]]],
-        check: tuple[bytes, list[Any]] | None,
-        check_args: Sequence[tuple[str, Sequence[int]]],
-    ) -> None:
+    def run(self, assignment: Assignment, task: BoardTask) -> None:
         """Connect, upload, run, compare; says every step.
 
         Raises:
             LostError: the connection broke.
+            ProgramError: the program raised, or ended its process.
             TooSlowError: see `worker`.
         """
-        started = time.perf_counter()
+        host, port, match_key = assignment
         try:
             remote = self._rpc.connect(host, port, match_key, session_timeout=self._options.session_s)
         except Exception as exc:  # noqa: BLE001 - TVM raises what it likes here
             raise LostError(f"{host}:{port} does not let us in: {worker.one_line(exc)}") from None
         try:
             self._connection.send(("connected",))
-            self._tell_facts(remote)
-            device = remote.cpu(0) if kind in ("llvm", "c") else remote.device(kind, 0)
-            module = self._load(remote, library, name)
-            self._connection.send(("uploaded", time.perf_counter() - started))
-            started = time.perf_counter()
-            run_secs = self._time(remote, device, module, kind, args, started)
-            took = time.perf_counter() - started
-            self._connection.send(("ok" if check is None else "checking", run_secs, took))
-            if check is not None:
-                self._connection.send(self._compare(remote, device, library, module, check, check_args))
-        except (ConnectionError, LostError, worker.TooSlowError):
+            self._work(remote, task)
+        except (ConnectionError, worker.TooSlowError):
             raise
         except Exception as exc:  # noqa: BLE001 - the program's or the connection's: told apart here
             reason = rpc_reason(exc)
-            if CRASHED in str(exc) or EXPIRED in str(exc) or self._alive(remote):
+            if CRASHED in str(exc) or EXPIRED in str(exc) or _alive(remote):
                 raise ProgramError(reason) from None
             raise LostError(reason) from None
 
+    def _work(self, remote: Any, task: BoardTask) -> None:
+        self._tell_facts(remote)
+        device = remote.cpu(0) if task.kind in ("llvm", "c") else remote.device(task.kind, 0)
+        module = _load(remote, task.library, task.name)
+        self._connection.send(("uploaded",))
+        started = time.perf_counter()
+        arrays = [self._argument(remote, dtype, shape, device) for dtype, shape in task.args]
+        timing = worker.Timing(*self._options.timing)
+        run_secs = worker.time_on(device, module, task.kind, arrays, timing, started)
+        run_s = time.perf_counter() - started
+        self._connection.send(("ok" if task.check is None else "checking", run_secs, run_s))
+        if task.check is None:
+            return
+        library, expected = task.check
+        if library != task.library:
+            module = _load(remote, library, "check.so")
+        results = worker.results_of(module, device, task.check_args)
+        self._connection.send(worker.verdict(worker.difference(results, expected)))
+
     def _tell_facts(self, remote: Any) -> None:
+        """Once; TVM's own server has none."""
         if not self._ask_facts:
             return
-        try:
-            facts = json.loads(remote.get_function("tlp.board.facts")())
-        except (AttributeError, ValueError):  # TVM's own server
-            return
-        self._connection.send(("facts", facts))
-
-    def _load(self, remote: Any, library: bytes, name: str) -> Any:
-        remote.upload(bytearray(library), name)
-        return remote.load_module(name)
-
-    def _time(
-        self,
-        remote: Any,
-        device: Any,
-        module: Any,
-        kind: str,
-        args: Sequence[tuple[str, Sequence[int]]],
-        started: float,
-    ) -> list[float]:
-        arrays = [self._argument(remote, dtype, shape, device) for dtype, shape in args]
-        return worker.time_on(device, module, kind, arrays, worker.Timing(*self._options.timing), started)
+        self._ask_facts = False
+        with contextlib.suppress(AttributeError, ValueError):
+            self._connection.send(("facts", json.loads(remote.get_function("tlp.board.facts")())))
 
     def _argument(self, remote: Any, dtype: str, shape: Sequence[int], device: Any) -> Any:
         if dtype.startswith(("int", "uint", "bool")):  # small values: programs that gather stay inside their tables
@@ -245,44 +244,25 @@ class _Session:
         remote.get_function("tvm.contrib.random.random_fill_for_measure")(array)  # nothing crosses the network
         return array
 
-    def _compare(
-        self,
-        remote: Any,
-        device: Any,
-        library: bytes,
-        module: Any,
-        check: tuple[bytes, list[Any]],
-        args: Sequence[tuple[str, Sequence[int]]],
-    ) -> tuple[str, str | None]:
-        checked, expected = check
-        if checked != library:
-            module = self._load(remote, checked, "check.so")
-        arrays = [self._tvm.runtime.tensor(values, device) for values in worker.check_values(args)]
-        module["main"](*arrays)
-        device.sync()
-        reason = worker.difference([array.numpy() for array in arrays], expected)
-        return ("right", None) if reason is None else ("wrong", reason)
 
-    def _alive(self, remote: Any) -> bool:
-        """Whether the session still answers: then it was the program that raised."""
-        try:
-            remote.get_function("tvm.rpc.server.upload")
-        except Exception:  # noqa: BLE001 - TVM raises what it likes here
-            return False
-        return True
+def _load(remote: Any, library: bytes, name: str) -> Any:
+    remote.upload(bytearray(library), name)
+    return remote.load_module(name)
+
+
+def _alive(remote: Any) -> bool:
+    """Whether the session still answers: then it was the program that raised."""
+    try:
+        remote.get_function("tvm.rpc.server.upload")
+    except Exception:  # noqa: BLE001 - TVM raises what it likes here
+        return False
+    return True
 
 
 def main() -> None:
     """Entry point; see the module."""
     role, descriptor, parent_pid, _cores = sys.argv[1:5]
-    worker.die_with_parent(int(parent_pid))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when this process ends
-    sys.modules["torch"] = None  # type: ignore[assignment]  # see tlp.measure.worker
-    with Connection(int(descriptor)) as connection:
-        try:
-            {"build": build_loop, "board": board_loop}[role](connection)
-        except (EOFError, ConnectionError):
-            return
+    worker.work(int(descriptor), int(parent_pid), {"build": build_loop, "board": board_loop}[role])
 
 
 if __name__ == "__main__":

@@ -12,9 +12,8 @@ import reprlib
 import socket
 import struct
 import time
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from tlp.core.errors import DeviceError, InvalidInputError
 
@@ -25,8 +24,7 @@ _SUCCESS, _REQUEST, _SUMMARY = 0, 4, 6
 _UNREADABLE: Final = (ValueError, OverflowError, RecursionError)
 
 
-@dataclass(frozen=True)
-class Queue:
+class Queue(NamedTuple):
     """What a tracker says about one key.
 
     Attributes:
@@ -40,8 +38,7 @@ class Queue:
     pending: int
 
 
-@dataclass(frozen=True)
-class Assignment:
+class Assignment(NamedTuple):
     """A board that is ours to connect to: its address and the key that lets us in."""
 
     host: str

@@ -12,14 +12,15 @@ reference_json, reference_id, args)`; out, per program:
     ("checking", run_secs, run_s)                  the same, and its results are compared now; then one of
         ("right", note)                            they are right; note: None, or why they could not be compared
         ("wrong", reason)                          they are not, or computing them raised
-    ("failed", "build" | "run", reason, wall_s)    it raised
-    ("failed", "timeout", reason, wall_s)          the warm-up was so slow that no repeat fits in the time-out
+    ("failed", "build" | "run", reason)            it raised
+    ("failed", "timeout", reason)                  the warm-up was so slow that no repeat fits in the time-out
 
 and once at the start `("ready",)`. A worker that crashes or hangs says nothing; its parent notices.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -58,7 +59,8 @@ def one_line(exc: BaseException) -> str:
     return f"{type(exc).__name__}: {lines[0] if lines else 'no message'}"[:REASON_CHARS]
 
 
-Check = tuple[str, str, str, Sequence[tuple[str, Sequence[int]]]]
+Arg = tuple[str, Sequence[int]]  # dtype and shape
+Check = tuple[str, str, str, Sequence[Arg]]  # module, reference, id of the reference, arguments
 
 
 class TooSlowError(Exception):
@@ -161,7 +163,7 @@ def time_program(
     return run_secs
 
 
-def check_values(args: Sequence[tuple[str, Sequence[int]]]) -> list[Any]:
+def check_values(args: Sequence[Arg]) -> list[Any]:
     """Values to compute results from, the same in every process; floats in [0, 1), integers 0 or 1.
 
     Raises:
@@ -204,6 +206,11 @@ def difference(results: Sequence[Any], reference: Sequence[Any]) -> str | None:
     return None
 
 
+def verdict(reason: str | None) -> tuple[str, str | None]:
+    """The message about results that differ from the reference for that reason; None: they do not."""
+    return ("right", None) if reason is None else ("wrong", reason)
+
+
 class ValuePool:
     """Random values to fill arguments with, drawn once per dtype and reused.
 
@@ -237,6 +244,16 @@ class ValuePool:
                 values = self._rng.random(size, dtype="float32").astype(kind)
             self._values[dtype] = values
         return values[:size].reshape(tuple(shape))
+
+
+def results_of(module: Any, device: Any, args: Sequence[Arg]) -> list[Any]:
+    """Every argument after one run of `main` on `check_values`, as numpy arrays."""
+    import tvm
+
+    arrays = [tvm.runtime.tensor(values, device) for values in check_values(args)]
+    module["main"](*arrays)
+    device.sync()
+    return [array.numpy() for array in arrays]
 
 
 def time_on(device: Any, module: Any, kind: str, arrays: Sequence[Any], timing: Timing, started: float) -> list[float]:
@@ -275,7 +292,7 @@ class Engine:
         library["main"]
         return library
 
-    def run(self, library: Any, target: Mapping[str, Any], args: Sequence[tuple[str, Sequence[int]]]) -> list[float]:
+    def run(self, library: Any, target: Mapping[str, Any], args: Sequence[Arg]) -> list[float]:
         """Seconds per repeat; each is the mean over `number` runs."""
         started = time.perf_counter()
         device = self._device(str(target["kind"]))
@@ -288,28 +305,22 @@ class Engine:
         if name not in self._references:
             while len(self._references) >= REFERENCES_KEPT:
                 self._references.pop(next(iter(self._references)))
-            self._references[name] = self.results(self.build(reference_json, target), target, args)
+            self._references[name] = self._results(reference_json, target, args)
         return self._references[name]
 
-    def results(self, library: Any, target: Mapping[str, Any], args: Sequence[tuple[str, Sequence[int]]]) -> list[Any]:
-        """Every argument after one run on `check_values`, as numpy arrays."""
-        device = self._device(str(target["kind"]))
-        arrays = [self._tvm.runtime.tensor(values, device) for values in check_values(args)]
-        library["main"](*arrays)
-        device.sync()
-        return [array.numpy() for array in arrays]
-
     def compare(self, check: Check, target: Mapping[str, Any]) -> tuple[str, str | None]:
-        """`("right", None)`, `("right", why it could not be compared)` or `("wrong", reason)`."""
+        """The message about the results of a program."""
         try:
             reference = self.reference(check, target)
         except Exception as exc:  # noqa: BLE001 - not the program's fault, whatever it is
             return "right", f"the reference cannot be computed: {one_line(exc)}"
         try:
-            reason = difference(self.results(self.build(check[0], target), target, check[3]), reference)
+            return verdict(difference(self._results(check[0], target, check[3]), reference))
         except Exception as exc:  # noqa: BLE001 - whatever a program raises is that program's outcome
             return "wrong", one_line(exc)
-        return ("right", None) if reason is None else ("wrong", reason)
+
+    def _results(self, module_json: str, target: Mapping[str, Any], args: Sequence[Arg]) -> list[Any]:
+        return results_of(self.build(module_json, target), self._device(str(target["kind"])), args)
 
     def _device(self, kind: str) -> Any:
         return self._tvm.cpu(0) if kind in ("llvm", "c") else self._tvm.device(kind, 0)
@@ -342,25 +353,27 @@ def serve(connection: Connection) -> None:
         except ConnectionError:
             raise  # the pipe, not the program: the parent is gone
         except TooSlowError as exc:
-            connection.send(("failed", "timeout", str(exc), time.perf_counter() - started))
+            connection.send(("failed", "timeout", str(exc)))
         except Exception as exc:  # noqa: BLE001 - whatever a program raises is that program's outcome
-            connection.send(("failed", phase, one_line(exc), time.perf_counter() - started))
+            connection.send(("failed", phase, one_line(exc)))
+
+
+def work(descriptor: int, parent_pid: int, loop: Callable[[Connection], None]) -> None:
+    """Run the loop of a worker process on its end of the pipe, until the parent closes the other or is gone."""
+    die_with_parent(parent_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when this process ends
+    # tvm imports torch when it finds it, and needs it for nothing here: 200 MB and a second per worker.
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    with Connection(descriptor) as connection, contextlib.suppress(EOFError, ConnectionError):
+        loop(connection)
 
 
 def main() -> None:
     """Entry point; see the module."""
     descriptor, parent_pid, cores = sys.argv[1:4]
-    die_with_parent(int(parent_pid))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when this process ends
     if cores != "-":
         os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
-    # tvm imports torch when it finds it, and needs it for nothing here: 200 MB and a second per worker.
-    sys.modules["torch"] = None  # type: ignore[assignment]
-    with Connection(int(descriptor)) as connection:
-        try:
-            serve(connection)
-        except (EOFError, ConnectionError):
-            return  # the other end is closed: nobody wants results any more
+    work(int(descriptor), int(parent_pid), serve)
 
 
 if __name__ == "__main__":

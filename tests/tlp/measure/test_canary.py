@@ -16,8 +16,8 @@ from tlp.core.settings import Settings
 from tlp.fleet import runs
 from tlp.measure import MeasureInput, canary
 from tlp.measure.canary import CanaryWatch, rebase, tolerance
+from tlp.measure.endpoint import LocalEndpoint
 from tlp.measure.fake import FakeRunner
-from tlp.measure.local import LocalRunner
 from tlp.measure.session import measure_device
 from tlp.search.samplers import random_programs
 
@@ -210,7 +210,7 @@ def test_a_machine_that_stays_off_ends_the_session_with_the_numbers(with_network
 
 def test_for_real(store: MemoryStore) -> None:
     lenient = Settings(canary=True, canary_tolerance=1e9, canary_max_dispersion=1e9)
-    with LocalRunner.from_settings(lenient) as runner:
+    with LocalEndpoint().open_runner(lenient) as runner:
         seen = watch(store, runner, lenient)
         assert [seen.check(), seen.check()] == [False, False]
     first, second = seen.take()

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 import pytest
 
 from storage import MeasurementStore, open_store
+from tests.boards import Boards, free_port
 from tests.fleets import fleet_of
 from tlp.core.errors import DeviceError, InvalidInputError, NotFoundError
 from tlp.core.settings import Settings
 from tlp.measure import tracker as trackers
 from tlp.measure.enroll_rpc import Step, enroll_rpc, rpc_device
-from tlp.measure.testing_rpc import Fleet, free_port
 
 TARGET = {"kind": "llvm", "mcpu": "x86-64-v2", "num-cores": 1}
 QUICK = {"queue_timeout_s": 2.0, "upload_timeout_s": 5.0, "run_timeout_s": 5.0}
@@ -71,9 +71,9 @@ def listener(answer: bytes = b"") -> Iterator[int]:
                 connection.close()
 
 
-def test_the_whole_way(store, fleet, capsys):
-    device = enroll(store, fleet.tracker, upload_timeout_s=60.0, run_timeout_s=30.0)
-    assert device.endpoint == {"kind": "rpc", "tracker": fleet.tracker, "key": "board", "cc": None}
+def test_the_whole_way(store, boards, capsys):
+    device = enroll(store, boards.tracker, upload_timeout_s=60.0, run_timeout_s=30.0)
+    assert device.endpoint == {"kind": "rpc", "tracker": boards.tracker, "key": "board", "cc": None}
     assert device.family == "x86_64" and device.facts["boards"] == 1
     assert device.facts["cpu"] and device.facts["tvm"] and device.facts["tvm_host"]
     told = capsys.readouterr().err
@@ -90,22 +90,22 @@ def test_no_tracker(store, monkeypatch):
         assert "no TVM RPC tracker" in fails_at(store, Step.TRACKER, f"127.0.0.1:{port}").message
 
 
-def test_unknown_key(store, fleet):
-    error = fails_at(store, Step.KEY, fleet.tracker, key="bord")
+def test_unknown_key(store, boards):
+    error = fails_at(store, Step.KEY, boards.tracker, key="bord")
     assert "keys there: board" in error.message
-    assert f"--tracker {fleet.tracker} --key bord" in str(error.next_command)
+    assert f"--tracker {boards.tracker} --key bord" in str(error.next_command)
 
 
 def test_no_free_board(store):
-    with Fleet() as own:
+    with Boards() as own:
         own.start_board("busy")
         with trackers.TrackerClient(own.tracker, 5.0) as other:
             other.request("busy", 5.0)  # somebody else has it
             assert "none free" in fails_at(store, Step.FREE, own.tracker, key="busy").message
 
 
-def test_a_linker_that_is_not_there(store, fleet):
-    assert "no-such-g++" in fails_at(store, Step.COMPILED, fleet.tracker, cc="no-such-g++").message
+def test_a_linker_that_is_not_there(store, boards):
+    assert "no-such-g++" in fails_at(store, Step.COMPILED, boards.tracker, cc="no-such-g++").message
 
 
 @pytest.mark.parametrize(

@@ -16,15 +16,16 @@ import psutil
 import pytest
 
 from storage import MeasurementState
+from tests.runners import Ending, tiny_program
 from tlp.core.errors import DeviceError, InvalidInputError
-from tlp.measure import Check, _process, local
+from tlp.measure import Check, _process, pool
 from tlp.measure.local import LocalRunner
-from tlp.measure.testing import Ending, tiny_program
+from tlp.measure.pool import Limits
 
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[LocalRunner]:
-    with LocalRunner(build_timeout_s=5.0, run_timeout_s=1.5, repeat=4) as runner:
+    with LocalRunner(Limits(build_timeout_s=5.0, run_timeout_s=1.5, repeat=4)) as runner:
         yield runner
 
 
@@ -66,7 +67,7 @@ def test_every_ending_is_an_outcome_and_the_rest_goes_on(runner: LocalRunner) ->
 
 def test_two_workers_go_on_while_one_hangs() -> None:
     inputs = [tiny_program(Ending.SLEEPS), *(tiny_program(Ending.GOOD, f"p{i}") for i in range(4))]
-    with LocalRunner(workers=2, run_timeout_s=5.0) as runner:
+    with LocalRunner(Limits(run_timeout_s=5.0), workers=2) as runner:
         outcomes = list(runner.measure(inputs))
     assert [o.state for o in outcomes] == [MeasurementState.OK] * 4 + [MeasurementState.TIMEOUT]
 
@@ -83,7 +84,7 @@ def test_argument_dtypes(runner: LocalRunner, dtype: str) -> None:
 
 
 def test_a_worker_serves_many_programs_and_is_recycled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "RECYCLE_AFTER", 2)
+    monkeypatch.setattr(pool, "RECYCLE_AFTER", 2)
     seen = []
     with LocalRunner() as runner:
         for outcome in runner.measure([tiny_program(Ending.GOOD, f"p{i}") for i in range(4)]):
@@ -114,7 +115,7 @@ def test_workers_outlive_the_thread_that_first_measured() -> None:
 
 
 def test_closing_while_a_program_hangs_ends_the_worker() -> None:
-    runner = LocalRunner(run_timeout_s=60.0)
+    runner = LocalRunner(Limits(run_timeout_s=60.0))
     outcomes = runner.measure([tiny_program(Ending.GOOD), tiny_program(Ending.SLEEPS)])
     next(outcomes)
     pids = runner.pids
@@ -145,7 +146,8 @@ def test_pinning() -> None:
 PARENT = """
 import pickle, sys
 from tlp.measure.local import LocalRunner
-with open(sys.argv[1], "rb") as file, LocalRunner(run_timeout_s=300, workers=2) as runner:
+from tlp.measure.pool import Limits
+with open(sys.argv[1], "rb") as file, LocalRunner(Limits(run_timeout_s=300), workers=2) as runner:
     for outcome in runner.measure(pickle.load(file)):
         print(outcome.key, flush=True)
 """
@@ -191,7 +193,7 @@ def test_results_are_checked_when_asked_for(runner: LocalRunner) -> None:
 def test_a_reference_that_cannot_be_computed_is_not_the_programs_fault(reference: Ending, caplog) -> None:
     program = tiny_program(Ending.GOOD)
     check = Check(program.module_json, tiny_program(reference).module_json, "broken", program.args)
-    with LocalRunner(run_timeout_s=2.0) as runner:
+    with LocalRunner(Limits(run_timeout_s=2.0)) as runner:
         (outcome,) = runner.measure([replace(program, check=check)])
     if reference is Ending.DOES_NOT_BUILD:
         assert outcome.state is MeasurementState.OK

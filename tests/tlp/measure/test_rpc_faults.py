@@ -22,13 +22,14 @@ import pytest
 
 from storage import DeviceState, MeasurementState, Network, NetworkTask, RunState, open_store
 from storage.testing import example_device
+from tests.boards import Boards
 from tests.fleets import fleet_of
+from tests.runners import Ending, tiny_program
 from tlp.core.errors import DeviceLostError
 from tlp.core.settings import Settings
 from tlp.measure import MeasureInput, MeasureOutcome
+from tlp.measure.pool import Limits
 from tlp.measure.rpc import RpcRunner
-from tlp.measure.testing import Ending, tiny_program
-from tlp.measure.testing_rpc import Fleet
 from tlp.measure.tracker import MAGIC, Queue, TrackerClient
 from tlp.pipeline import stages as pipeline
 
@@ -37,17 +38,17 @@ OK = MeasurementState.OK
 
 
 @pytest.fixture(scope="module")
-def own() -> Iterator[Fleet]:
-    """A fleet that may be hurt; every test uses a key of its own."""
-    with Fleet() as found:
+def own() -> Iterator[Boards]:
+    """A tracker with boards that may be hurt; every test uses a key of its own."""
+    with Boards() as found:
         yield found
 
 
 @pytest.fixture(scope="module")
-def shared(own: Fleet) -> Iterator[RpcRunner]:
+def shared(own: Boards) -> Iterator[RpcRunner]:
     """A runner of key `hurt`, whose processes take seconds to start; told what to do at a step by `at`."""
     own.start_board("hurt")
-    with RpcRunner(tracker=own.tracker, key="hurt", run_timeout_s=2.0, queue_timeout_s=120.0, max_losses=20) as runner:
+    with RpcRunner(own.tracker, "hurt", Limits(run_timeout_s=2.0), queue_timeout_s=120.0, max_losses=20) as runner:
         yield runner
 
 
@@ -80,8 +81,8 @@ def in_thread(action: Callable[[], object]) -> Callable[[], object]:
     return threading.Thread(target=action, daemon=True).start
 
 
-def queue(fleet: Fleet, key: str) -> Queue:
-    with TrackerClient(fleet.tracker, 5.0) as client:
+def queue(boards: Boards, key: str) -> Queue:
+    with TrackerClient(boards.tracker, 5.0) as client:
         return client.queue(key)
 
 
@@ -152,9 +153,9 @@ def test_wrong_results_and_nan_are_found_and_right_ones_are_not(shared):
 class MuteBoard:
     """Registers at a tracker like a board; accepts connections and never says a word."""
 
-    def __init__(self, fleet: Fleet, key: str) -> None:
+    def __init__(self, boards: Boards, key: str) -> None:
         self._server = socket.create_server(("127.0.0.1", 0))
-        self._tracker = socket.create_connection((fleet.host, fleet.port))
+        self._tracker = socket.create_connection((boards.host, boards.port))
         self._tracker.sendall(struct.pack("<i", MAGIC))
         self._tracker.recv(4)
         port = self._server.getsockname()[1]
@@ -175,18 +176,18 @@ class MuteBoard:
 def test_a_connection_that_accepts_and_never_answers(own):
     with contextlib.closing(MuteBoard(own, "mute")):
         with (
-            RpcRunner(tracker=own.tracker, key="mute", upload_timeout_s=0.5, max_losses=3) as runner,
+            RpcRunner(own.tracker, "mute", upload_timeout_s=0.5, max_losses=3) as runner,
             pytest.raises(DeviceLostError, match="lost 3 times in a row"),
         ):
             list(runner.measure(good(1)))
-        with RpcRunner(tracker=own.tracker, key="mute", upload_timeout_s=3.0, max_losses=30) as runner:
+        with RpcRunner(own.tracker, "mute", upload_timeout_s=3.0, max_losses=30) as runner:
             own.start_board("mute")  # a board that works, under the same key
             assert states(list(runner.measure(good(2)))) == {"p0": OK, "p1": OK}
 
 
 def test_no_board_for_too_long(own):
     with (
-        RpcRunner(tracker=own.tracker, key="nobody", queue_timeout_s=1.0) as runner,
+        RpcRunner(own.tracker, "nobody", queue_timeout_s=1.0) as runner,
         pytest.raises(DeviceLostError, match="no board answered for 1 s"),
     ):
         list(runner.measure(good(1)))
@@ -203,7 +204,7 @@ def test_several_boards_of_one_key_work_in_parallel(own):
             running[key] = time.monotonic()
             at_once.append(len(running))
 
-    with RpcRunner(tracker=own.tracker, key="many", run_timeout_s=5.0, on_step=on_step) as runner:
+    with RpcRunner(own.tracker, "many", Limits(run_timeout_s=5.0), on_step=on_step) as runner:
         sleepers = [tiny_program(Ending.SLEEPS, f"s{i}") for i in range(2)]
         for outcome in runner.measure([*sleepers, *good(2)]):
             running.pop(outcome.key)
@@ -252,15 +253,16 @@ def test_a_device_that_stays_away_is_quarantined_and_comes_back_within_the_run(o
 
 PARENT = """
 import sys
+from tlp.measure.pool import Limits
 from tlp.measure.rpc import RpcRunner
-from tlp.measure.testing import Ending, tiny_program
+from tests.runners import Ending, tiny_program
 def endless():
     number = 0
     while True:
         number += 1
         yield tiny_program(Ending.SLEEPS, str(number))
 tell = lambda key, step: print(step, flush=True)
-with RpcRunner(tracker=sys.argv[1], key=sys.argv[2], run_timeout_s=300, on_step=tell) as runner:
+with RpcRunner(sys.argv[1], sys.argv[2], Limits(run_timeout_s=300), on_step=tell) as runner:
     list(runner.measure(endless()))
 """
 
@@ -307,9 +309,9 @@ def test_across_network_namespaces():
         ip("link", "set", f"{name}a", "up")
         for command in (["addr", "add", f"{there}/30", "dev", f"{name}b"], ["link", "set", f"{name}b", "up"]):
             ip("netns", "exec", name, "ip", *command)
-        fleet = stack.enter_context(Fleet(here, ["ip", "netns", "exec", name]))
-        fleet.start_board("far")
-        runner = stack.enter_context(RpcRunner(tracker=fleet.tracker, key="far", max_losses=30, queue_timeout_s=60.0))
+        boards = stack.enter_context(Boards(here, ["ip", "netns", "exec", name]))
+        boards.start_board("far")
+        runner = stack.enter_context(RpcRunner(boards.tracker, "far", max_losses=30, queue_timeout_s=60.0))
         assert states(list(runner.measure(good(2)))) == {"p0": OK, "p1": OK}
 
         def unplug() -> None:

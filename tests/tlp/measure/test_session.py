@@ -31,8 +31,8 @@ from tlp.core.settings import Settings
 from tlp.fleet import runs
 from tlp.measure import MeasureInput, MeasureOutcome
 from tlp.measure.canary import CANARY_KEY
+from tlp.measure.endpoint import LocalEndpoint
 from tlp.measure.fake import FakeRunner
-from tlp.measure.local import LocalRunner
 from tlp.measure.session import MeasureReport, measure_device
 from tlp.search.samplers import random_programs
 
@@ -193,7 +193,7 @@ def test_for_real(tmp_path: Any) -> None:
     fill(store)
     # However restless the machine that runs the tests is, nothing is flagged.
     lenient = SETTINGS.model_copy(update={"canary_tolerance": 1e6, "canary_max_dispersion": 1e6})
-    report = measure(store, 6, LocalRunner.from_settings(lenient), settings=lenient)
+    report = measure(store, 6, LocalEndpoint().open_runner(lenient), settings=lenient)
     frame = store.samples(devices=["cpu0"])
     assert report.ok == 6 == frame.height
     assert frame["latency_s"].min() > 0  # type: ignore[operator]

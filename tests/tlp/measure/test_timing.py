@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tlp.core.errors import InvalidInputError
 from tlp.measure import MeasureInput
 from tlp.measure.fake import FakeRunner
-from tlp.measure.local import LocalRunner
+from tlp.measure.pool import Limits
 from tlp.measure.worker import Timing, TooSlowError, dispersion, kept, latency_of, time_program
 
 SECONDS = st.lists(st.floats(1e-7, 10.0), min_size=1, max_size=12)
@@ -115,5 +115,5 @@ def test_the_fake_runner_keeps_the_same_rule_and_is_deterministic() -> None:
 
 def test_timings_that_cannot_be_are_refused() -> None:
     for wrong in ({"repeat": 0}, {"warmup": 0}, {"extra_repeats": -1}, {"max_dispersion": -0.1}):
-        with pytest.raises(InvalidInputError, match="must be positive"):
-            LocalRunner(**wrong)  # type: ignore[arg-type]
+        with pytest.raises(InvalidInputError, match="all must be positive"):
+            Limits(**wrong)  # type: ignore[arg-type]

@@ -169,7 +169,7 @@ def add_board(store, name, tracker, key):
     store.add_device(replace(_examples.example_device(), name=name, endpoint=endpoint), "test")
 
 
-def test_trackers_are_asked_for_their_boards(home, fleet):
+def test_trackers_are_asked_for_their_boards(home, boards):
     settings = Settings(home=home)
 
     def check():
@@ -177,17 +177,17 @@ def test_trackers_are_asked_for_their_boards(home, fleet):
 
     assert check()["status"] == "skip"
     store = open_home(settings)
-    add_board(store, "rpi4", fleet.tracker, "board")
+    add_board(store, "rpi4", boards.tracker, "board")
     row = check()
     assert (row["status"], row["fix"]) == ("pass", None)
     assert re.fullmatch(r"rpi4: total 1, free [01], pending 0", row["detail"])
 
-    add_board(store, "nobody", fleet.tracker, "no-such-key")
-    with TrackerClient(fleet.tracker, 10.0) as tracker:
+    add_board(store, "nobody", boards.tracker, "no-such-key")
+    with TrackerClient(boards.tracker, 10.0) as tracker:
         with pytest.raises(DeviceError):
             tracker.request("no-such-key", 0.2)  # it waits at the tracker until the connection is closed
         row = check()
-    assert row["status"] == "fail" and row["fix"] == f"python board.py --tracker {fleet.tracker} --key no-such-key"
+    assert row["status"] == "fail" and row["fix"] == f"python board.py --tracker {boards.tracker} --key no-such-key"
     assert "nobody: no board of key 'no-such-key' is registered" in row["detail"]
     assert "(pending 1)" in row["detail"] and "board" in row["detail"].partition("keys there: ")[2]
     assert "rpi4: total 1" in row["detail"], "the others are told as well"

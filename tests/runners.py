@@ -1,9 +1,4 @@
-"""For tests of runners: the contract of `Runner` as a test class, and tiny programs that end in every way there is.
-
-Needs pytest; nothing of the product imports this module.
-"""
-
-# ruff: noqa: D102 - the names of tests say what they check
+"""The contract of `Runner` as a test class, and tiny programs that end in every way there is."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class Fleet:
+class Boards:
     """A tracker with boards; everything ends with the `with` block.
 
     Args:
