@@ -16,7 +16,7 @@ from tlp.core import child as _child
 from tlp.core.settings import Settings, get_settings
 from tlp.pipeline import guests as guests
 from tlp.registry import Registry
-from tlp.registry._mlflow import create_database, set_environment
+from tlp.registry.mlflow import create_database, set_environment
 from tlp.services import _commands, _processes
 
 pytest_plugins = ["tests.tlp.pipeline.night_fixtures"]

@@ -104,7 +104,6 @@ def test_a_measuring_run_that_is_stopped_goes_on(store, start, number):
 def test_a_bootstrap_killed_in_every_later_stage_goes_on(store, monkeypatch):
     """Killed while it trains, registers, promotes and says so: one promotion, nothing left running."""
     from tlp.registry import Registry
-    from tlp.registry._register import EXPERIMENT, ensure_experiment
 
     monkeypatch.setenv("TLP_TRAIN_EPOCHS", "2")
 
@@ -118,7 +117,7 @@ def test_a_bootstrap_killed_in_every_later_stage_goes_on(store, monkeypatch):
 
     stages = [
         "tlp.pipeline.train:_note",  # between two epochs
-        "tlp.registry._register:_create_version",  # files are there, the version is not
+        "tlp.registry.versions:_create_version",  # files are there, the version is not
     ]
     for stage in stages:
         assert bootstrap(stage) == -signal.SIGKILL, stage
@@ -131,7 +130,6 @@ def test_a_bootstrap_killed_in_every_later_stage_goes_on(store, monkeypatch):
     assert (move.by, move.alias) == ("pipeline", "champion")
     assert str(registry.resolve("x86_64").version) == move.to_version
     assert registry.reconcile() == []
-    experiment = ensure_experiment(registry._client, None, EXPERIMENT)
-    assert registry._client.search_runs([experiment], "attributes.status = 'RUNNING'") == []
+    assert registry._client.search_runs([registry._experiment_id()], "attributes.status = 'RUNNING'") == []
     assert store.list_runs(state=RunState.RUNNING) == []
     assert store.get_device("cpu").state == "serving"

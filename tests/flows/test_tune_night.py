@@ -25,7 +25,7 @@ from tlp.measure import MeasureInput, MeasureOutcome
 from tlp.measure.fake import FakeRunner
 from tlp.pipeline import stages as pipeline
 from tlp.registry import Registry
-from tlp.registry.nights import EXPERIMENT
+from tlp.registry.mlflow import NIGHTS
 
 GOAL = int(night_fleet.ENVIRONMENT["TLP_TUNE_TRIALS"])
 MODEL = f"mtl-tlp-{night_fleet.FAMILY}"
@@ -63,7 +63,7 @@ def meanwhile(after: int, act: Callable[[], None]) -> type[Meanwhile]:
 def logged(night_settings: Settings) -> list[Any]:
     """Runs of nights in MLflow."""
     client = mlflow.MlflowClient(night_settings.mlflow_tracking_uri)
-    experiment = client.get_experiment_by_name(EXPERIMENT)
+    experiment = client.get_experiment_by_name(NIGHTS)
     return [] if experiment is None else list(client.search_runs([experiment.experiment_id]))
 
 

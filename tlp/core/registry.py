@@ -1,119 +1,364 @@
-"""What the product asks of a model registry: the seam between training, tuning and `tlp.registry` (MLflow)."""
+"""The model registry as the product sees it: plain types and the ABC `ModelRegistry`.
+
+`tlp.registry.Registry` keeps versions in MLflow, `tlp.registry.testing.FakeRegistry` in a folder.
+"""
 
 from __future__ import annotations
 
+import json
+import time
+import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
+
+from storage import Actor, ModelEvent
+from tlp.core.errors import NotFoundError, RegistryError, RegistryUnavailableError
 
 T = TypeVar("T")
 
+CHAMPION: Final = "champion"
+REJECTED: Final = "rejected"
 
-class Resolved(Protocol):
-    """A registered version and its files."""
+
+def pin_alias(device: str) -> str:
+    """The alias that pins one device to a version: `champion-<device>`."""
+    return f"{CHAMPION}-{device}"
+
+
+def rejected_tag(alias: str) -> str:
+    """The tag that keeps the pipeline from putting `alias` on a version again.
+
+    `rejected` for `champion`; `rejected-<device>` for a pin: a version that is bad for one device is not bad for all.
+    """
+    return REJECTED + alias.removeprefix(CHAMPION) if alias.startswith(CHAMPION) else f"{REJECTED}-{alias}"
+
+
+def devices_of(tags: Mapping[str, str]) -> tuple[str, ...]:
+    """Devices with a head in a version, by its tags; a JSON list was written until 2026-11."""
+    text = tags.get("devices", "")
+    return tuple(json.loads(text)) if text.startswith("[") else tuple(text.split(", ")) if text else ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """What MLflow shows of one run: a training's or a night's.
+
+    Attributes:
+        run_name: of the run.
+        at: when the figures were made, seconds since the epoch. MLflow takes a metric with the same time and value
+            once, so the same page can be logged again.
+        params: settings of the run.
+        metrics: final values.
+        curves: metric → (step, value).
+        table: column → values.
+        page: Markdown, the run's description.
+        report: `report.json`.
+        figures: PNG files.
+    """
+
+    run_name: str | None = None
+    at: float = field(default_factory=time.time)
+    params: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    curves: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
+    table: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    page: str = ""
+    report: Mapping[str, Any] | None = None
+    figures: Sequence[Path] = ()
+
+
+@dataclass(frozen=True)
+class Submission(RunRecord):
+    """A checkpoint to register, and what its version's page shows.
+
+    Attributes:
+        checkpoint_dir: what `Checkpoint.save` wrote; copied.
+        family: what the model is registered under: an ISA family, or a key like `felix-x86_64`.
+        device: the device the training was for.
+        tags: of the version and its run, for people; see `VersionFacts.to_tags`.
+        submission: names this registration for good: registered again under it, there is still one version.
+        feature_shape: (L, E) of an encoded program, the only one the served model accepts; None: what the checkpoint's
+            config.json says.
+    """
+
+    checkpoint_dir: Path
+    family: str
+    device: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    submission: str = field(default_factory=lambda: uuid.uuid4().hex)
+    feature_shape: tuple[int, int] | None = None
+
+    def all_tags(self) -> dict[str, str]:
+        """`tags` with the device and the main scores; four decimals, so that text sorts as numbers do."""
+        tags = {} if self.device is None else {"trained_for": self.device}
+        tags |= {key: f"{self.metrics[key]:.4f}" for key in ("top1", "top5") if key in self.metrics}
+        return tags | dict(self.tags)
+
+
+@dataclass(frozen=True)
+class VersionFacts:
+    """What a version was trained on and how it was judged, as tags that a person reads.
+
+    Attributes:
+        samples: OK samples per device that were trained on; its keys are the heads.
+        strategy: training strategy, e.g. `joint`.
+        parent_version: version the training started from; None if from scratch.
+        gate_passed: verdict of the promotion gate; None before it has judged.
+        gate_reasons: why.
+        judged_against: version that the gate compared with; None: random choice.
+    """
+
+    samples: Mapping[str, int]
+    strategy: str
+    parent_version: str | None = None
+    gate_passed: bool | None = None
+    gate_reasons: tuple[str, ...] = ()
+    judged_against: int | None = None
+
+    def to_tags(self) -> dict[str, str]:
+        """Tags by the names `tlp model show` prints."""
+        tags = {
+            "devices": ", ".join(sorted(self.samples)),
+            "samples": ", ".join(f"{device} {count}" for device, count in sorted(self.samples.items())),
+            "strategy": self.strategy,
+            "trained_from": "scratch" if self.parent_version is None else f"version {self.parent_version}",
+        }
+        if self.gate_passed is not None:
+            against = "random choice" if self.judged_against is None else f"version {self.judged_against}"
+            verdict = "passed" if self.gate_passed else "failed"
+            tags |= {"gate": verdict, "gate_reason": "; ".join(self.gate_reasons), "judged_against": against}
+        return tags
+
+
+@dataclass(frozen=True)
+class ModelVersion:
+    """One registered version.
+
+    Attributes:
+        model: registered model, e.g. `mtl-tlp-x86_64`.
+        version: 1, 2, …; never used again after a deletion.
+        aliases: aliases on it at the time of asking.
+        created_at: UTC.
+        run_id: MLflow run that registered it; None if made by hand.
+        tags: as registered, and verdicts since.
+        metrics: final values, e.g. `top1`, `top5`; empty in `list_versions`, where `tags` has the main ones.
+    """
+
+    model: str
+    version: int
+    aliases: tuple[str, ...]
+    created_at: datetime
+    run_id: str | None
+    tags: Mapping[str, str]
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def model(self) -> str:
-        """The registered model, e.g. `mtl-tlp-x86_64`."""
+    def rejected(self) -> bool:
+        """Whether a person (or a rollback) took it out of use: the pipeline may not make it champion."""
+        return REJECTED in self.tags
+
+
+@dataclass(frozen=True)
+class ResolvedModel:
+    """A version to work with, and its files on this machine.
+
+    Attributes:
+        alias: the alias that led to it; None if it was asked for by number.
+        checkpoint_dir: what was registered (read only; shared by all readers).
+    """
+
+    model: str
+    version: int
+    alias: str | None
+    checkpoint_dir: Path
+    tags: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def version(self) -> int:
-        """The registry's number."""
-
-    @property
-    def checkpoint_dir(self) -> Path:
-        """What was registered."""
-
-    @property
-    def tags(self) -> Mapping[str, Any]:
-        """As registered."""
+    def devices(self) -> tuple[str, ...]:
+        """Devices with a head, by the tags; () if they do not say."""
+        return devices_of(self.tags)
 
 
-class Usable(Protocol):
-    """A version that was loaded; see `tlp.registry.UsableVersion`."""
+@dataclass(frozen=True)
+class UsableVersion(Generic[T]):
+    """A version that was loaded.
 
-    @property
-    def version(self) -> int:
-        """The registry's number."""
+    Attributes:
+        version: its number.
+        loaded: what loading it gave.
+        fallback: why it is another one than the alias says, one sentence; None if it is the one.
+    """
 
-    @property
-    def loaded(self) -> Any:
-        """What loading it gave."""
-
-    @property
-    def fallback(self) -> str | None:
-        """Why it is not the champion; None if it is."""
+    version: int
+    loaded: T
+    fallback: str | None = None
 
 
-class ModelRegistry(Protocol):
-    """What retraining needs of a registry: `tlp.registry.Registry`, or `tlp.registry.testing.FakeRegistry`."""
+class ModelRegistry(ABC):
+    """The registered models of a fleet.
 
-    def resolve(self, family: str, device: str | None = None, ref: str | int = "champion") -> Resolved:
-        """The version an alias points to. Raises NotFoundError if it points nowhere."""
+    A method raises `RegistryUnavailableError` if the registry does not answer, `RegistryError` for anything else that
+    the registry or its files do wrong, and `NotFoundError` for a model, version or alias that is not there.
+    """
 
-    def usable(self, family: str, device: str | None, load: Callable[[Any], T]) -> Usable:
-        """The champion, loaded; if it cannot be, the newest earlier champion that can and was not rejected."""
+    @abstractmethod
+    def register(self, submission: Submission) -> int:
+        """Keep a checkpoint as the next version and return its number; once per `Submission.submission`.
 
-    def champion_version(self, family: str) -> int | None:
-        """Where `champion` points now, None: nowhere."""
+        No alias is moved. A failure or a kill on the way leaves no version behind, and the next call with the same
+        submission continues.
 
-    def find_submission(self, family: str, submission: str) -> int | None:
-        """The version a submission became, if it was registered."""
-
-    def register(
-        self,
-        checkpoint_dir: Path,
-        *,
-        family: str,
-        device: str | None = None,
-        metrics: Mapping[str, float] | None = None,
-        params: Mapping[str, Any] | None = None,
-        curves: Mapping[str, Sequence[float]] | None = None,
-        tags: Mapping[str, Any] | None = None,
-        figures: Sequence[Path] = (),
-        report: Mapping[str, Any] | None = None,
-        table: Mapping[str, Sequence[Any]] | None = None,
-        page: str | None = None,
-        run_name: str | None = None,
-        feature_shape: tuple[int, int] | None = None,
-        submission: str | None = None,
-        at: float | None = None,
-    ) -> int:
-        """Keep a checkpoint as the next version and return its number; once per submission."""
-
-    def promote_judged(
-        self, family: str, version: int, *, reason: str, judged_against: int | None, parent: int | None
-    ) -> bool:
-        """Move `champion` once, unless a person decided otherwise meanwhile; False if it was moved there before.
-
-        Raises InvalidInputError: `champion` is elsewhere than at judgement, or version or parent was rejected.
+        Raises:
+            InvalidInputError: no such directory.
         """
 
+    @abstractmethod
+    def find_submission(self, family: str, submission: str) -> int | None:
+        """The version that a submission became; None if it became none."""
+
+    @abstractmethod
+    def list_versions(self, family: str | None = None) -> list[ModelVersion]:
+        """All versions of the family's model (of every family if None), newest first; [] if there is no model."""
+
+    @abstractmethod
+    def show(self, family: str, version: int) -> ModelVersion:
+        """One version with its metrics. Raises NotFoundError."""
+
+    @abstractmethod
     def tag(self, family: str, version: int, key: str, value: str) -> None:
         """Set a tag of a version."""
 
-    def reconcile(self) -> list[Any]:
-        """Record every alias move that has no record yet and return the new records."""
+    @abstractmethod
+    def resolve(self, family: str, device: str | None = None, ref: str | int = CHAMPION) -> ResolvedModel:
+        """The version to work with now, and its files.
 
-    def close_stale_runs(self) -> Any:
-        """Close MLflow runs whose process is gone."""
+        Args:
+            device: its pin `champion-<device>` wins over `champion`; ignored if `ref` is something else.
+            ref: `champion`, another alias, or a version number (`3`, `"3"`, `"v3"`).
 
-    def list_versions(self, family: str | None = None) -> list[Any]:
-        """All versions of the family's model, newest first."""
+        Raises:
+            NotFoundError: no such version; an alias that points nowhere.
+            RegistryError: its files are gone.
+        """
 
-    def show(self, family: str, version: int) -> Any:
-        """One version with its metrics."""
+    @abstractmethod
+    def champion_version(self, family: str) -> int | None:
+        """Where `champion` points now; None: nowhere."""
 
-    def promote(self, family: str, version: int, *, reason: str, by: Any = ..., alias: str = "champion") -> Any:
-        """Move an alias to a version and record the move."""
+    @abstractmethod
+    def last_good(self, family: str, device: str | None) -> list[int]:
+        """Versions to fall back to, best first; never a rejected one."""
 
+    def usable(self, family: str, device: str | None, load: Callable[[ResolvedModel], T]) -> UsableVersion[T]:
+        """The version in force, loaded; if it cannot be, the first of `last_good` that can.
+
+        "Cannot be" is: deleted, an alias that points nowhere, files that are gone, `load` raising RegistryError.
+
+        Args:
+            device: its pin wins over `champion`.
+            load: makes of a version what the caller works with. Raises RegistryError.
+
+        Raises:
+            RegistryUnavailableError: the registry does not answer.
+            NotFoundError, RegistryError: why the version in force cannot be used; no earlier one can, either.
+        """
+        tried: int | None = None
+        try:
+            resolved = self.resolve(family, device)
+            tried = resolved.version
+            return UsableVersion(tried, load(resolved))
+        except RegistryUnavailableError:
+            raise
+        except (NotFoundError, RegistryError) as exc:
+            problem = exc
+        for version in self.last_good(family, device):
+            if version == tried:
+                continue
+            try:
+                resolved = self.resolve(family, ref=version)
+                loaded = load(resolved)
+            except RegistryUnavailableError:
+                raise
+            except (NotFoundError, RegistryError):
+                continue
+            why = f"the champion of {resolved.model} cannot be used ({problem.message})"
+            return UsableVersion(version, loaded, f"{why}; version {version}, the last good one, is used instead")
+        raise problem
+
+    @abstractmethod
+    def promote(
+        self, family: str, version: int, *, reason: str, by: Actor = Actor.PIPELINE, alias: str = CHAMPION
+    ) -> ModelEvent | None:
+        """Move an alias to a version and record the move; None if it is there already.
+
+        Moves that a person made meanwhile are recorded first. The pipeline does not promote a version tagged as
+        rejected for that alias; a person may, and that takes the tag off. A person's move to an older version tags
+        the version moved away from.
+
+        Raises:
+            NotFoundError: no such version.
+            InvalidInputError: rejected (`by` is the pipeline), or not an alias.
+        """
+
+    @abstractmethod
+    def promote_judged(
+        self, family: str, version: int, *, reason: str, judged_against: int | None, parent: int | None
+    ) -> bool:
+        """Move `champion` to a version that passed the gate, once, unless a person decided otherwise meanwhile.
+
+        Args:
+            judged_against: where `champion` pointed when the gate judged; None: nowhere.
+            parent: the version the training started from; None: from scratch.
+
+        Returns:
+            Whether it was moved now; False if it was before (whatever became of it since).
+
+        Raises:
+            NotFoundError: no such version.
+            InvalidInputError: `champion` points elsewhere by now, or the version or its parent was rejected.
+        """
+
+    @abstractmethod
     def rollback(
-        self, family: str, to: int | None = None, *, device: str | None = None, reason: str = ..., by: Any = ...
-    ) -> Any:
-        """Move an alias back and tag the version it was on as rejected."""
+        self,
+        family: str,
+        to: int | None = None,
+        *,
+        device: str | None = None,
+        reason: str = "rolled back",
+        by: Actor = Actor.PERSON,
+    ) -> ModelEvent:
+        """Move `champion` (with `device`: that device's pin) back and tag the version it was on as rejected.
 
-    def history(self, family: str | None = None) -> list[Any]:
-        """Recorded moves of aliases, oldest first."""
+        Args:
+            to: version to go to; None: the champion before, from the recorded moves, without those deleted or
+                rejected. After promoting 1, 2, 3, two rollbacks lead to 2 and then to 1.
 
-    def log_live(self, family: str, device: str) -> Any:
-        """Bring the live figures of a device up to date."""
+        Raises:
+            NotFoundError: there is nothing to go back to, or no version `to`.
+            InvalidInputError: `to` is where the alias is already.
+        """
+
+    @abstractmethod
+    def history(self, family: str | None = None) -> list[ModelEvent]:
+        """Recorded alias moves, oldest first; of every family if None."""
+
+    def reconcile(self) -> list[ModelEvent]:
+        """Record every alias move that has no record and return the new records."""
+        return []
+
+    def close_stale_runs(self) -> list[str]:
+        """Close the runs whose process on this host is gone and return their ids."""
+        return []
+
+    def log_live(self, family: str, device: str, *, versions: Sequence[str] | None = None) -> int:
+        """Log the live quality of versions (all with rounds on the device if None) where the registry shows it.
+
+        Returns:
+            How many rounds were new to it.
+        """
+        return 0

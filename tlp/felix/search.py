@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from storage import Device
 from tlp.core.errors import InvalidInputError, ModelFormatError, NotFoundError, RegistryError, RegistryUnavailableError
-from tlp.core.registry import ModelRegistry, Resolved
+from tlp.core.registry import ModelRegistry, ResolvedModel
 from tlp.felix.config import KIND
 from tlp.felix.formulas import FormulaCount
 from tlp.felix.gradient_search import GradientSearch
@@ -64,7 +64,7 @@ class FelixChampion:
     def _train(self) -> str:
         return f"tlp train --device {self._device.name} --model felix"
 
-    def _load(self, version: Resolved) -> FelixModel:
+    def _load(self, version: ResolvedModel) -> FelixModel:
         device = self._device
         if self._loaded is None or self._loaded[0] != version.version:
             try:

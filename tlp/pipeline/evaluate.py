@@ -16,7 +16,7 @@ from tlp.fleet.counts import more_held_out
 from tlp.registry import model_name
 
 if TYPE_CHECKING:
-    from tlp.core.registry import Resolved
+    from tlp.core.registry import ResolvedModel
     from tlp.model.checkpoint import Checkpoint
     from tlp.training.judge.evaluate import Scorer
 
@@ -140,11 +140,11 @@ def _require_writable(plot: Path) -> None:
 
 def _resolve(
     registry: ModelRegistry, families: Sequence[str], ref: str
-) -> tuple[dict[str, tuple[Resolved, Checkpoint]], dict[str, str]]:
+) -> tuple[dict[str, tuple[ResolvedModel, Checkpoint]], dict[str, str]]:
     """The version of each family and why the others have none that can be used; raises that if no family has one."""
     from tlp.model.checkpoint import Checkpoint
 
-    resolved: dict[str, tuple[Resolved, Checkpoint]] = {}
+    resolved: dict[str, tuple[ResolvedModel, Checkpoint]] = {}
     missing: dict[str, NotFoundError | ModelFormatError] = {}
     for name in families:
         try:
@@ -178,7 +178,7 @@ def _promoted_felix(fleet: Fleet, key: str, report: dict[str, Any]) -> dict[str,
 
 def _evaluate_model(
     fleet: Fleet,
-    resolved: Resolved,
+    resolved: ResolvedModel,
     checkpoint: Checkpoint,
     devices: Sequence[Device],
     baselines: Sequence[str],

@@ -1,34 +1,28 @@
-"""The model registry: the only place that talks to MLflow.
+"""The model registry: the only place that talks to MLflow. Importing it does not import mlflow.
 
-`Registry` registers, resolves, promotes, rolls back and reconciles. Importing this package does not import MLflow.
+`Registry` implements `tlp.core.registry.ModelRegistry`; `kept` holds trained models that are not registered yet.
 """
 
-from tlp.registry._fallback import UsableVersion
-from tlp.registry._mlflow import ENVIRONMENT as MLFLOW_ENVIRONMENT
-from tlp.registry._registry import Registry
-from tlp.registry._types import (
-    CHAMPION,
-    REJECTED,
-    ModelVersion,
-    ResolvedModel,
-    VersionFacts,
-    family_of,
-    model_name,
-    pin_alias,
-    rejected_tag,
-)
+from tlp.core.registry import CHAMPION, REJECTED, ResolvedModel, UsableVersion, VersionFacts, pin_alias
+from tlp.registry.mlflow import ENVIRONMENT as MLFLOW_ENVIRONMENT
+from tlp.registry.mlflow import log_night
+from tlp.registry.moves import recorded_models
+from tlp.registry.registry import Registry, models_at
+from tlp.registry.versions import family_of, find_champion, model_name
 
 __all__ = [
     "CHAMPION",
     "MLFLOW_ENVIRONMENT",
     "REJECTED",
-    "ModelVersion",
     "Registry",
     "ResolvedModel",
     "UsableVersion",
     "VersionFacts",
     "family_of",
+    "find_champion",
+    "log_night",
     "model_name",
+    "models_at",
     "pin_alias",
-    "rejected_tag",
+    "recorded_models",
 ]

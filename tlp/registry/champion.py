@@ -2,41 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-from typing import Any
-
-from tlp.core.errors import NotFoundError
-from tlp.core.registry import ModelRegistry, Usable
-from tlp.model.checkpoint import Checkpoint, Model
-from tlp.model.kinds import load_model
-
-log = logging.getLogger(__name__)
+from tlp.core.registry import ModelRegistry
+from tlp.model.checkpoint import Checkpoint
+from tlp.registry.versions import find_champion as find_champion
 
 
 def load_champion(registry: ModelRegistry, key: str) -> tuple[str, Checkpoint] | None:
-    """The version to start from and to compare with under a `model_key`; None if there is none.
-
-    The champion; if it was deleted, its alias points nowhere or its files are gone or damaged, the last good version,
-    with a warning in the log.
-
-    Raises:
-        ModelFormatError: no version can be read by this release.
-        RegistryError: the registry is at fault.
-    """
-    found = find_champion(registry, key)
-    return None if found is None else (str(found.version), found.loaded)
-
-
-def find_champion(registry: ModelRegistry, key: str) -> Usable | None:
-    """`load_champion` with the reason if it is not the champion; `loaded` is a model of the key's kind."""
-
-    def load(resolved: Any) -> Model:
-        return load_model(resolved.checkpoint_dir)
-
-    try:
-        found = registry.usable(key, None, load)
-    except NotFoundError:
-        return None
-    if found.fallback:
-        log.warning("%s", found.fallback)
-    return found
+    """Version and checkpoint of `find_champion`."""
+    champion = find_champion(registry, key)
+    return None if champion is None else (str(champion.version), champion.loaded)

@@ -1,117 +1,188 @@
-"""What users' tests may use, too: a registry in a folder."""
+"""A registry for tests: keeps checkpoints, aliases and moves in a folder and in memory; knows no MLflow."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
 
+from storage import Actor, ModelEvent
 from tlp.core.errors import InvalidInputError, NotFoundError
-from tlp.registry._fallback import UsableVersion, first_usable
-
-T = TypeVar("T")
+from tlp.core.registry import (
+    CHAMPION,
+    REJECTED,
+    ModelRegistry,
+    ModelVersion,
+    ResolvedModel,
+    Submission,
+    pin_alias,
+    rejected_tag,
+)
+from tlp.registry import moves
+from tlp.registry.versions import model_name
 
 
 @dataclass(frozen=True)
-class FakeVersion:
+class FakeVersion(ModelVersion):
     """A version of `FakeRegistry`."""
 
-    version: int
-    checkpoint_dir: Path
-    tags: dict[str, Any] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    checkpoint_dir: Path = Path()
     figures: tuple[str, ...] = ()
-    submission: str | None = None
+    submission: str = ""
     page: str = ""
+    tags: dict[str, str] = field(default_factory=dict)
 
 
-class FakeRegistry:
-    """A registry in a folder: keeps checkpoints, aliases and moves; knows no MLflow.
+class FakeRegistry(ModelRegistry):
+    """A registry in a folder.
 
     Args:
         folder: checkpoints are copied below it.
+
+    Attributes:
+        versions: in the order of registering; numbers count through all families.
+        aliases: (family, alias) → version.
+        events: recorded moves.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.versions: list[FakeVersion] = []
-        self.champion: dict[str, int] = {}
-        self.moves: list[tuple[str, int, str]] = []
+        self.aliases: dict[tuple[str, str], int] = {}
+        self.events: list[ModelEvent] = []
 
-    def resolve(self, family: str, device: str | None = None, ref: str | int = "champion") -> FakeVersion:
-        """The champion, or a version by number. Raises NotFoundError."""
-        number = self.champion.get(family, 0) if ref == "champion" else int(ref)
-        if not 0 < number <= len(self.versions):
-            raise NotFoundError(f"{ref} of mtl-tlp-{family} points nowhere", next_command="tlp train")
-        return self.versions[number - 1]
+    @property
+    def champion(self) -> dict[str, int]:
+        """Family → version of `champion`."""
+        return {family: version for (family, alias), version in self.aliases.items() if alias == CHAMPION}
 
-    def register(
-        self,
-        checkpoint_dir: Path,
-        *,
-        family: str,
-        device: str | None = None,
-        metrics: Mapping[str, float] | None = None,
-        params: Mapping[str, Any] | None = None,
-        curves: Mapping[str, Sequence[float]] | None = None,
-        tags: Mapping[str, Any] | None = None,
-        figures: Sequence[Path] = (),
-        report: Mapping[str, Any] | None = None,
-        table: Mapping[str, Sequence[Any]] | None = None,
-        page: str | None = None,
-        run_name: str | None = None,
-        feature_shape: tuple[int, int] | None = None,
-        submission: str | None = None,
-        at: float | None = None,
-    ) -> int:
+    def register(self, submission: Submission) -> int:
         """Copy the checkpoint and return its number; once per submission."""
-        if submission is not None and (found := self.find_submission(family, submission)) is not None:
-            return found
+        if not submission.checkpoint_dir.is_dir():
+            raise InvalidInputError(f"{submission.checkpoint_dir} is not a checkpoint directory")
+        known = self.find_submission(submission.family, submission.submission)
+        if known is not None:
+            return known
         number = len(self.versions) + 1
-        target = self.folder / f"{family}-{number}"
-        shutil.copytree(checkpoint_dir, target)
-        names = tuple(path.name for path in figures if path.is_file())
-        made = FakeVersion(number, target, dict(tags or {}), dict(metrics or {}), names, submission, page or "")
-        self.versions.append(made)
+        version = FakeVersion(
+            model_name(submission.family),
+            number,
+            (),
+            datetime.now(UTC),
+            None,
+            submission.all_tags(),
+            dict(submission.metrics),
+            self.folder / f"{submission.family}-{number}",
+            tuple(path.name for path in submission.figures if path.is_file()),
+            submission.submission,
+            submission.page,
+        )
+        shutil.copytree(submission.checkpoint_dir, version.checkpoint_dir)
+        self.versions.append(version)
         return number
 
     def find_submission(self, family: str, submission: str) -> int | None:
         """The version a submission became."""
-        return next((v.version for v in self.versions if v.submission == submission), None)
+        return next((v.version for v in self._versions(family) if v.submission == submission), None)
 
-    def champion_version(self, family: str) -> int | None:
-        """Where the champion is."""
-        return self.champion.get(family)
+    def list_versions(self, family: str | None = None) -> list[ModelVersion]:
+        """All versions, newest first, without their metrics."""
+        return [replace(version, metrics={}) for version in reversed(self._versions(family))]
 
-    def usable(self, family: str, device: str | None, load: Callable[[Any], T]) -> UsableVersion[T]:
-        """The champion, else the last champion that loads; see `tlp.registry.Registry.usable`."""
-        earlier = [version for moved, version, _ in reversed(self.moves) if moved == family]
-        return first_usable(
-            family,
-            lambda: self.resolve(family),
-            lambda: earlier,
-            lambda version: self.resolve(family, ref=version),
-            load,
-        )
-
-    def promote_judged(
-        self, family: str, version: int, *, reason: str, judged_against: int | None, parent: int | None
-    ) -> bool:
-        """Move the champion once; see `tlp.registry.Registry.promote_judged`."""
-        if any((moved, to) == (family, version) for moved, to, _ in self.moves):
-            return False
-        if self.champion.get(family) != judged_against:
-            raise InvalidInputError(f"champion is {self.champion.get(family)}, not {judged_against}")
-        self.promote(family, version, reason=reason)
-        return True
+    def show(self, family: str, version: int) -> ModelVersion:
+        """One version with its metrics. Raises NotFoundError."""
+        for row in self._versions(family):
+            if row.version == version:
+                return row
+        raise NotFoundError(f"{model_name(family)} has no version {version}", next_command="tlp model list")
 
     def tag(self, family: str, version: int, key: str, value: str) -> None:
         """Set a tag."""
         self.versions[version - 1].tags[key] = value
 
-    def promote(self, family: str, version: int, *, reason: str) -> None:
-        """Move the champion."""
-        self.champion[family] = version
-        self.moves.append((family, version, reason))
+    def resolve(self, family: str, device: str | None = None, ref: str | int = CHAMPION) -> ResolvedModel:
+        """A version by alias, or by number. Raises NotFoundError."""
+        text, alias = str(ref).removeprefix("v"), None
+        if not text.isdecimal():
+            pinned = device is not None and ref == CHAMPION and (family, pin_alias(device)) in self.aliases
+            alias = pin_alias(str(device)) if pinned else str(ref)
+            if (family, alias) not in self.aliases:
+                raise NotFoundError(f"{model_name(family)} has no alias {ref!r}", next_command="tlp train")
+            text = str(self.aliases[family, alias])
+        row = self.versions[self.show(family, int(text)).version - 1]
+        return ResolvedModel(row.model, row.version, alias, row.checkpoint_dir, row.tags)
+
+    def champion_version(self, family: str) -> int | None:
+        """Where the champion is."""
+        return self.aliases.get((family, CHAMPION))
+
+    def last_good(self, family: str, device: str | None) -> list[int]:
+        """Earlier champions, newest first."""
+        return moves.last_good(self.history(family), self.list_versions(family), device)
+
+    def promote(
+        self, family: str, version: int, *, reason: str, by: Actor = Actor.PIPELINE, alias: str = CHAMPION
+    ) -> ModelEvent | None:
+        """Move an alias; see `ModelRegistry.promote`."""
+        moves.check_alias(alias)
+        tags, before = self.show(family, version).tags, self.aliases.get((family, alias))
+        if before == version:
+            return None
+        if by is Actor.PIPELINE and rejected_tag(alias) in tags:
+            raise InvalidInputError(f"version {version} was rejected ({tags[rejected_tag(alias)]})")
+        if by is Actor.PERSON:
+            self.versions[version - 1].tags.pop(rejected_tag(alias), None)
+            if before is not None and version < before:
+                self.tag(family, before, rejected_tag(alias), f"{alias} was moved away by a person")
+        return self._move(family, alias, before, version, reason, by)
+
+    def promote_judged(
+        self, family: str, version: int, *, reason: str, judged_against: int | None, parent: int | None
+    ) -> bool:
+        """Move the champion once; see `ModelRegistry.promote_judged`."""
+        model = model_name(family)
+        if any(event.to_version == str(version) for event in self.history(family) if event.alias == CHAMPION):
+            return False
+        now = self.champion_version(family)
+        moves.check_judged(model, version, now, judged_against, parent, lambda v: REJECTED in self.versions[v - 1].tags)
+        return self.promote(family, version, reason=reason) is not None
+
+    def rollback(
+        self,
+        family: str,
+        to: int | None = None,
+        *,
+        device: str | None = None,
+        reason: str = "rolled back",
+        by: Actor = Actor.PERSON,
+    ) -> ModelEvent:
+        """Move an alias back; see `ModelRegistry.rollback`."""
+        alias = CHAMPION if device is None else pin_alias(device)
+        before = self.aliases.get((family, alias), self.champion_version(family))
+        if to is None:
+            to = moves.previous(model_name(family), alias, before, self.history(family), self.list_versions(family))
+        self.show(family, to)
+        if to == before:
+            raise InvalidInputError(f"{alias} is version {to} already")
+        if before is not None:
+            self.tag(family, before, rejected_tag(alias), reason)
+        return self._move(family, alias, before, to, reason, by)
+
+    def history(self, family: str | None = None) -> list[ModelEvent]:
+        """Recorded moves, oldest first."""
+        return [event for event in self.events if family is None or event.model == model_name(family)]
+
+    def _versions(self, family: str | None) -> list[FakeVersion]:
+        at = {alias: version for (of, alias), version in self.aliases.items() if family in (None, of)}
+        return [
+            replace(row, aliases=tuple(sorted(alias for alias, version in at.items() if version == row.version)))
+            for row in self.versions
+            if family is None or row.model == model_name(family)
+        ]
+
+    def _move(self, family: str, alias: str, before: int | None, to: int, reason: str, by: Actor) -> ModelEvent:
+        source = None if before is None else str(before)
+        self.aliases[family, alias] = to
+        self.events.append(ModelEvent(datetime.now(UTC), model_name(family), alias, source, str(to), by, reason))
+        return self.events[-1]

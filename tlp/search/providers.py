@@ -13,7 +13,7 @@ from tlp.registry import CHAMPION
 from tlp.search.cost_model import Degraded, Scorer, TLPCostModel
 
 if TYPE_CHECKING:
-    from tlp.core.registry import Resolved
+    from tlp.core.registry import ResolvedModel
     from tlp.core.settings import Settings
     from tlp.programs.space import DesignSpace
 
@@ -149,7 +149,7 @@ def open_provider(ref: str, fleet: Fleet, device: Device) -> CostModelProvider:
         return RandomProvider(fleet.settings.seed)
     loaded: dict[int, Scorer] = {}  # the version in force, which is looked up before every round
 
-    def load_once(version: Resolved) -> Scorer:
+    def load_once(version: ResolvedModel) -> Scorer:
         scorer = loaded.get(version.version) or _load_scorer(version, device, fleet.settings)
         loaded.clear()
         loaded[version.version] = scorer
@@ -168,7 +168,7 @@ def open_provider(ref: str, fleet: Fleet, device: Device) -> CostModelProvider:
     return provider
 
 
-def _load_scorer(version: Resolved, device: Device, settings: Settings) -> Scorer:
+def _load_scorer(version: ResolvedModel, device: Device, settings: Settings) -> Scorer:
     from tlp.model.checkpoint import Checkpoint  # imports torch
     from tlp.model.inference import Precision
     from tlp.model.predictor import Predictor

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,8 +21,7 @@ from tlp.fleet import quality
 from tlp.measure import canary
 from tlp.measure.endpoint import endpoint_of
 from tlp.measure.noise import noise_floor
-from tlp.registry import model_name
-from tlp.registry import view as registry_view
+from tlp.registry import CHAMPION, kept, model_name, models_at
 from tlp.services import ServicesView, ask, look, schedule_page, schedule_warnings
 
 _RECENT_RUNS = 10
@@ -78,6 +77,20 @@ def _trust(fleet: Fleet, device: Device, champion_version: str | None) -> dict[s
     return {"canary": canary.summary(fleet.store, device.name), "live": live}
 
 
+def _models(fleet: Fleet, models: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A warning for each model that has no champion any more, and for each trained one that is not registered yet."""
+    moved = {event.model for event in fleet.store.model_events(alias=CHAMPION)}
+    lost = [model["name"] for model in models if model["champion_version"] is None and model["name"] in moved]
+    return [
+        f"{name} has no champion any more: tuning and training use the last good version until one is promoted: "
+        "tlp model list"
+        for name in lost
+    ] + [
+        f"trained model {name} is not through the registry yet, the next start goes on with it: tlp train --dry-run"
+        for name in kept.names(fleet.settings)
+    ]
+
+
 def _drifting(rows: Sequence[dict[str, Any]]) -> list[str]:
     """A warning for each device whose machine, and for each whose model drifts."""
     found = []
@@ -117,7 +130,7 @@ def collect(fleet: Fleet) -> dict[str, Any]:
     devices = fleet.store.list_devices()
     counts = fleet.store.device_counts()
     services = look(fleet.settings)
-    models, registry_warning = registry_view.models(fleet)
+    models, registry_warning = models_at(fleet.store, services.mlflow_url)
     champions = {model["name"]: model["champion_version"] for model in models}
     pins = {(model["name"], device): v for model in models for device, v in model["pins"].items()}
     rows = []
@@ -136,7 +149,7 @@ def collect(fleet: Fleet) -> dict[str, Any]:
         "runs": [run_row(run) for run in fleet.store.list_runs(limit=_RECENT_RUNS)],
         "warnings": [
             *([registry_warning] if registry_warning else []),
-            *registry_view.concerns(fleet, models),
+            *_models(fleet, models),
             *warnings(devices, running, rows, services),
             *_drifting(rows),
             *landing.warnings(fleet.settings, handed_in),

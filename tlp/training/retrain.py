@@ -11,7 +11,7 @@ from storage import Device
 from tlp.core.errors import InvalidInputError, ModelFormatError
 from tlp.core.faults import reached
 from tlp.core.fleet import Fleet
-from tlp.core.registry import ModelRegistry, Resolved
+from tlp.core.registry import ModelRegistry
 from tlp.felix import config as felix
 from tlp.felix.stores import StoreReader
 from tlp.felix.training import options_of, read_stores, train_felix
@@ -41,7 +41,6 @@ __all__ = [
     "MAX_AUXILIARIES",
     "Decision",
     "ModelRegistry",
-    "Resolved",
     "RetrainResult",
     "check_kind",
     "choose_devices",

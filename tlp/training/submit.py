@@ -25,14 +25,14 @@ from tlp.core.errors import (
 )
 from tlp.core.faults import reached
 from tlp.core.fleet import Fleet
-from tlp.core.registry import ModelRegistry, Usable
+from tlp.core.registry import ModelRegistry, Submission, UsableVersion, VersionFacts
 from tlp.core.settings import Settings
 from tlp.fleet import runs
 from tlp.fleet.counts import more_held_out
 from tlp.model.checkpoint import KIND, MANIFEST, Manifest, Model
 from tlp.model.kinds import load_model
-from tlp.registry import VersionFacts, model_name
 from tlp.registry import kept as keeping
+from tlp.registry import model_name
 from tlp.registry.champion import find_champion
 from tlp.registry.kept import Judged, KeptCandidate
 from tlp.training.data.dataset import choose_language
@@ -173,7 +173,7 @@ def _submit(fleet: Fleet, candidate: KeptCandidate, model: Model | None) -> Subm
     return Submitted(version, promoted, reason, gate, report, candidate, manifest.samples, origin)
 
 
-def _champion(registry: ModelRegistry, key: str) -> Usable | None:
+def _champion(registry: ModelRegistry, key: str) -> UsableVersion[Any] | None:
     """What to compare with; None if there is nothing that can be read, which a new model does not have to beat."""
     try:
         return find_champion(registry, key)
@@ -183,7 +183,7 @@ def _champion(registry: ModelRegistry, key: str) -> Usable | None:
 
 
 def _judge(
-    fleet: Fleet, candidate: KeptCandidate, model: Model | None, champion: Usable | None, alias: int | None
+    fleet: Fleet, candidate: KeptCandidate, model: Model | None, champion: UsableVersion[Any] | None, alias: int | None
 ) -> tuple[Judged, EvaluationReport]:
     facts = candidate.facts
     version = None if champion is None else champion.version
@@ -245,13 +245,11 @@ def _register(registry: ModelRegistry, candidate: KeptCandidate, judged: Judged)
     gate = GateVerdict.from_json(judged.gate)
     described = VersionFacts(
         samples=manifest.samples,
-        watermark=manifest.watermark,
         strategy=manifest.strategy,
         parent_version=manifest.parent,
-        encoder_version=manifest.encoder_version,
         gate_passed=gate.passed,
         gate_reasons=gate.reasons,
-        scores={key: value for key, value in judged.metrics.items() if key.startswith(("top1", "top5"))},
+        judged_against=judged.champion,
     )
     page = {
         "model": model_name(facts.key),
@@ -262,30 +260,32 @@ def _register(registry: ModelRegistry, candidate: KeptCandidate, judged: Judged)
         "parent": manifest.parent,
         "watermark": manifest.watermark,
     }
-    tags = described.to_tags() | ({"champion_at_gate": str(judged.champion)} if judged.champion is not None else {})
     params = {
         "device": facts.device,
         "devices": list(manifest.heads),
         "seeds": list(manifest.seeds),
         "strategy": manifest.strategy,
         "watermark": manifest.watermark,
+        "encoder_version": manifest.encoder_version,
         "parent_version": manifest.parent or "none",
     }
     return registry.register(
-        candidate.checkpoint_dir,
-        family=facts.key,
-        device=facts.device,
-        metrics=judged.metrics,
-        params=params,
-        curves=manifest.curves,
-        tags=tags,
-        figures=sorted(candidate.figures_dir.glob("*.png")),
-        report=dict(judged.report) | {"gate": dict(judged.gate)},
-        table=gate_page.table(judged.gate),
-        page=gate_page.page(page),
-        run_name=f"retrain-{facts.device}",
-        submission=candidate.submission,
-        at=facts.at,
+        Submission(
+            candidate.checkpoint_dir,
+            facts.key,
+            facts.device,
+            described.to_tags(),
+            candidate.submission,
+            run_name=f"retrain-{facts.device}",
+            at=facts.at,
+            params=params,
+            metrics=judged.metrics,
+            curves={name: list(enumerate(values)) for name, values in manifest.curves.items()},
+            table=gate_page.table(judged.gate),
+            page=gate_page.page(page),
+            report=dict(judged.report) | {"gate": dict(judged.gate)},
+            figures=sorted(candidate.figures_dir.glob("*.png")),
+        )
     )
 
 

@@ -13,6 +13,7 @@ from storage import Device, DeviceState, MemoryStore, RunKind
 from tests.conftest import ServedRegistry
 from tests.fleets import fleet_of
 from tlp.core.errors import NotFoundError
+from tlp.core.registry import Submission
 from tlp.core.settings import Settings
 from tlp.felix.checkpoint import FelixCheckpoint
 from tlp.felix.config import FEATURE_VERSION, KIND, FelixConfig
@@ -53,7 +54,7 @@ def test_the_champion_of_felix_is_what_is_descended_through(
 
     folders = [checkpoint(tmp_path / str(seed), seed) for seed in range(2)]
     for folder in folders:
-        registry.promote(KEY, registry.register(folder, family=KEY), reason="passed the gate")
+        registry.promote(KEY, registry.register(Submission(folder, KEY)), reason="passed the gate")
     for search in ("felix", "mixed"):
         report = tune(search)
         assert (report["search"], report["trials"]) == (search, 6) and report["degraded"]["events"] == 0

@@ -13,6 +13,7 @@ import torch
 
 from storage import Device, DeviceState, MemoryStore
 from tlp.core.errors import ModelFormatError
+from tlp.core.registry import Submission
 from tlp.core.settings import Settings
 from tlp.felix.checkpoint import FelixCheckpoint
 from tlp.felix.config import FEATURE_VERSION, KIND, FelixConfig
@@ -33,7 +34,7 @@ def registry(store: MemoryStore, mlflow_settings: Settings, tmp_path: Path) -> R
         config = FelixConfig(("a",), dims=(8,))
         manifest = Manifest("x86_64", FEATURE_VERSION, ("a",), {}, {"a": 1}, 1, (), "joint", None, (0,), kind=KIND)
         folder = FelixCheckpoint(config, manifest, FelixNetwork(config).state_dict()).save(tmp_path / str(seed))
-        made.promote(KEY, made.register(folder, family=KEY), reason="passed the gate")
+        made.promote(KEY, made.register(Submission(folder, KEY)), reason="passed the gate")
     return made
 
 

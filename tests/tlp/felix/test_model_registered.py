@@ -15,6 +15,7 @@ from tests.tlp import small_fleet
 from tests.tlp.registry.helpers import client_of
 from tlp.core.errors import InvalidInputError, NotFoundError
 from tlp.core.home import open_home
+from tlp.core.registry import Submission
 from tlp.core.settings import Settings
 from tlp.felix.checkpoint import FelixCheckpoint
 from tlp.felix.scorer import FelixModel
@@ -168,7 +169,7 @@ def test_commands_show_it(
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     for family in (FAMILY, KEY):
-        registry.register(folder, family=family, metrics={"top1": 0.5})
+        registry.register(Submission(folder, family, metrics={"top1": 0.5}))
         registry.promote(family, 1, reason="for a test")
     monkeypatch.setenv("TLP_HOME", str(quick.home))
     get_settings.cache_clear()

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from storage import MemoryStore
+from tlp.core.registry import Submission
 from tlp.core.settings import Settings
 from tlp.language.vocabulary import Vocabulary
 from tlp.model.checkpoint import Checkpoint, Manifest
@@ -45,7 +46,7 @@ def checkpoint() -> Checkpoint:
 
 def test_pyfunc_scores_like_the_predictor(checkpoint: Checkpoint, mlflow_settings: Settings, tmp_path: Path) -> None:
     registry = Registry(mlflow_settings, MemoryStore())
-    registry.register(checkpoint.save(tmp_path / "checkpoint"), family="x86_64")
+    registry.register(Submission(checkpoint.save(tmp_path / "checkpoint"), "x86_64"))
     registry.promote("x86_64", 1, reason="first")
 
     rng = np.random.default_rng(0)
@@ -82,7 +83,7 @@ def test_pyfunc_scores_like_the_predictor(checkpoint: Checkpoint, mlflow_setting
 
 def test_no_pickle_among_the_files(checkpoint: Checkpoint, mlflow_settings: Settings, tmp_path: Path) -> None:
     registry = Registry(mlflow_settings, MemoryStore())
-    registry.register(checkpoint.save(tmp_path / "checkpoint"), family="x86_64")
+    registry.register(Submission(checkpoint.save(tmp_path / "checkpoint"), "x86_64"))
     folder = registry.resolve("x86_64", ref=1).checkpoint_dir
     assert Checkpoint.load(folder).heads == HEADS
     names = {path.name for path in folder.parents[1].rglob("*") if path.is_file()}

@@ -18,6 +18,7 @@ import torch
 
 from storage import Device, DeviceState, MeasurementStore, Network, NetworkTask, open_store
 from tests.tlp.small_fleet import TARGET, workload
+from tlp.core.registry import Submission
 from tlp.core.settings import Settings
 from tlp.language.vocabulary import Vocabulary
 from tlp.model.checkpoint import Checkpoint, Manifest
@@ -53,7 +54,7 @@ def make(home: Path, mlflow_template: Path) -> None:
     folder = Checkpoint(SMALL, Vocabulary(), manifest, MTLTLP(SMALL).state_dict()).save(home / "checkpoint")
     registry = Registry(settings, store)
     for _ in range(3):
-        registry.register(folder, family=FAMILY)
+        registry.register(Submission(folder, FAMILY))
     registry.promote(FAMILY, 1, reason="for a test")
 
 

@@ -10,6 +10,7 @@ from storage import Actor, DeviceState, MeasurementStore, ReasonCode, RunKind, R
 from tests.fleets import fleet_of
 from tests.tlp.pipeline import night_fleet
 from tlp.core import processes as _process
+from tlp.core.registry import Submission
 from tlp.core.settings import Settings
 from tlp.pipeline.night import Decided, Night, Pair, decide, plan
 from tlp.registry import Registry, VersionFacts
@@ -188,8 +189,8 @@ def test_a_device_whose_version_a_person_promoted_is_served(
     night_store.add_device(night_fleet.device("new", state=DeviceState.ENROLLED), "for a test")
     assert "device new" in look().left_out
     resolved = night_registry.resolve(night_fleet.FAMILY, "cpu", "1")
-    facts = VersionFacts({"cpu": 10, "new": 10}, 1, "joint", None, "metaschedule-2")
-    night_registry.register(resolved.checkpoint_dir, family=night_fleet.FAMILY, tags=facts.to_tags())
+    facts = VersionFacts({"cpu": 10, "new": 10}, "joint")
+    night_registry.register(Submission(resolved.checkpoint_dir, night_fleet.FAMILY, tags=facts.to_tags()))
     night_registry.promote(night_fleet.FAMILY, 4, reason="by hand", by=Actor.PERSON)
     assert {pair.device for pair in look().pairs} == {"cpu", "new"}
     assert night_store.get_device("new").state is DeviceState.ENROLLED  # a look changes nothing

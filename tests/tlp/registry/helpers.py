@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import mlflow
 
+from tlp.core.registry import Submission
 from tlp.core.settings import Settings
 from tlp.registry import Registry
 
@@ -31,7 +32,7 @@ def write_checkpoint(folder: Path, content: str = "weights") -> Path:
 
 def add_versions(registry: Registry, checkpoint: Path, count: int, family: str = FAMILY) -> None:
     for _ in range(count):
-        registry.register(checkpoint, family=family)
+        registry.register(Submission(checkpoint, family))
 
 
 def client_of(settings: Settings) -> mlflow.MlflowClient:

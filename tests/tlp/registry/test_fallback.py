@@ -13,6 +13,7 @@ import pytest
 from storage import MemoryStore
 from tests.tlp.registry.helpers import FAMILY, MODEL, add_versions, client_of
 from tlp.core.errors import InvalidInputError, ModelFormatError, NotFoundError, RegistryError, RegistryUnavailableError
+from tlp.core.registry import Submission
 from tlp.core.settings import Settings
 from tlp.registry import Registry, ResolvedModel
 
@@ -123,12 +124,12 @@ def test_no_answer_is_no_reason_to_fall_back(settings: Settings) -> None:
 class TestSubmission:
     def test_is_registered_once(self, registry: Registry, checkpoint: Path) -> None:
         def register() -> int:
-            return registry.register(checkpoint, family=FAMILY, submission="abc", at=1.0, metrics={"top1": 0.5})
+            return registry.register(Submission(checkpoint, FAMILY, submission="abc", at=1.0, metrics={"top1": 0.5}))
 
         assert registry.find_submission(FAMILY, "abc") is None
         assert (register(), register()) == (1, 1)
         assert registry.find_submission(FAMILY, "abc") == 1
-        assert registry.register(checkpoint, family=FAMILY, submission="xyz") == 2
+        assert registry.register(Submission(checkpoint, FAMILY, submission="xyz")) == 2
 
     def test_is_promoted_once(self, three: Registry, checkpoint: Path) -> None:
         add_versions(three, checkpoint, 1)
@@ -152,12 +153,14 @@ class TestSubmission:
 def test_what_the_run_shows(registry: Registry, checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "top_k.png").write_bytes(b"png")
     version = registry.register(
-        checkpoint,
-        family=FAMILY,
-        figures=[tmp_path / "top_k.png"],
-        report={"devices": {}},
-        table={"device": ["cpu", "gpu"], "k": [1, 5]},
-        page="**passed the gate**",
+        Submission(
+            checkpoint,
+            FAMILY,
+            figures=[tmp_path / "top_k.png"],
+            report={"devices": {}},
+            table={"device": ["cpu", "gpu"], "k": [1, 5]},
+            page="**passed the gate**",
+        )
     )
     row = registry.show(FAMILY, version)
     client = registry._client

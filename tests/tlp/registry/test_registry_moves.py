@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from storage import Actor, DuckDBStore, MemoryStore, ModelEvent
 from tlp.core.errors import InvalidInputError, NotFoundError
 from tlp.core.settings import Settings
-from tlp.registry import Registry, _history
+from tlp.registry import Registry
+from tlp.registry import moves as history
 
 if TYPE_CHECKING:
     pass
@@ -186,7 +187,7 @@ class TestReconcile:
 
     def test_a_new_store_learns_what_is_in_force(self, three: Registry, mlflow_settings: Settings) -> None:
         fresh = MemoryStore()
-        (event,) = three.reconcile(fresh)
+        (event,) = Registry(mlflow_settings, fresh).reconcile()
         assert (event.to_version, event.by, event.reason) == ("3", Actor.PIPELINE, "better")
         assert fresh.model_events(model=MODEL) == [event]
 
@@ -236,8 +237,8 @@ def test_champion_stack_ends_where_the_alias_is(targets: list[int | None]) -> No
         if target != at:
             events.append(event(at, target))
             at = target
-    stack = _history.champion_stack(events)
+    stack = history.champion_stack(events)
     assert len(stack) == len(set(stack))
-    assert _history.last_version(events) == at
+    assert history.last_version(events) == at
     if at is not None:
         assert stack[-1] == at

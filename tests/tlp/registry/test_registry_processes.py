@@ -14,7 +14,8 @@ import pytest
 from storage import MemoryStore
 from tlp.core.errors import NotFoundError
 from tlp.core.settings import Settings
-from tlp.registry import Registry, _register
+from tlp.registry import Registry, model_name
+from tlp.registry import mlflow as door
 
 if TYPE_CHECKING:
     from tests.conftest import ServedRegistry
@@ -29,10 +30,11 @@ def test_four_cold_processes_at_once(settings: Settings, checkpoint: Path) -> No
         import sys
         from pathlib import Path
         from storage import MemoryStore
+        from tlp.core.registry import Submission
         from tlp.registry import Registry
         from tlp.core.settings import Settings
         registry = Registry(Settings(home=Path(sys.argv[1])), MemoryStore())
-        print(registry.register(Path(sys.argv[2]), family="x86_64"))
+        print(registry.register(Submission(Path(sys.argv[2]), "x86_64")))
     """)
     command = [sys.executable, "-c", code, str(settings.home), str(checkpoint)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(4)]
@@ -65,7 +67,7 @@ class TestServer:
         registry.promote(family, 2, reason="better")
         assert registry.resolve(family).version == 2
 
-        move_in_ui(mlflow_server.url, registry.model_name(family), "champion", 1)
+        move_in_ui(mlflow_server.url, model_name(family), "champion", 1)
 
         for settings in (mlflow_server.direct, mlflow_server.served):
             found = Registry(settings, MemoryStore()).resolve(family)
@@ -91,7 +93,7 @@ class TestServer:
         self, mlflow_server: ServedRegistry, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """An experiment whose files lie with the server, as on a server that is not ours: they are fetched once."""
-        monkeypatch.setattr(_register, "EXPERIMENT", "elsewhere")
+        monkeypatch.setattr(door, "EXPERIMENT", "elsewhere")
         remote = Settings(home=tmp_path / "other-machine", mlflow_uri=mlflow_server.url)
         registry = Registry(remote, MemoryStore())
         add_versions(registry, checkpoint, 1, "remote")

@@ -12,8 +12,10 @@ import pytest
 
 from storage import Actor, MemoryStore
 from tlp.core.errors import InvalidInputError, NotFoundError, RegistryError, RegistryUnavailableError
+from tlp.core.registry import RunRecord, Submission
 from tlp.core.settings import Settings
-from tlp.registry import Registry, VersionFacts, _register
+from tlp.registry import Registry, VersionFacts
+from tlp.registry.mlflow import OWNER_TAG, mlflow_run
 
 if TYPE_CHECKING:
     pass
@@ -25,26 +27,36 @@ class TestRegister:
     def test_version_carries_what_was_given(self, registry: Registry, checkpoint: Path, tmp_path: Path) -> None:
         figure = tmp_path / "curve.png"
         figure.write_bytes(b"\x89PNG")
-        facts = VersionFacts({"cpu0": 300, "v2": 100}, 400, "joint", None, "metaschedule-1", True, ("beats random",))
+        facts = VersionFacts({"cpu0": 300, "v2": 100}, "joint", None, True, ("beats random", "top-1 .9"), 3)
         version = registry.register(
-            checkpoint,
-            family=FAMILY,
-            device="cpu0",
-            metrics={"top1": 0.9, "top5": 0.95, "loss": 0.1},
-            params={"epochs": 3},
-            curves={"train_loss": [0.3, 0.2, 0.1]},
-            tags=facts.to_tags(),
-            figures=[figure],
-            report={"gate": {"passed": True}},
-            run_name="cpu0 joins",
+            Submission(
+                checkpoint,
+                FAMILY,
+                device="cpu0",
+                metrics={"top1": 0.9, "top5": 0.95, "loss": 0.1},
+                params={"epochs": 3},
+                curves={"train_loss": list(enumerate([0.3, 0.2, 0.1]))},
+                tags=facts.to_tags(),
+                figures=[figure],
+                report={"gate": {"passed": True}},
+                run_name="cpu0 joins",
+            )
         )
         assert version == 1
         found = registry.show(FAMILY, 1)
-        assert found.tags["trained_device"] == "cpu0"
-        assert found.tags["top1"] == "0.900000"
-        assert json.loads(found.tags["samples"]) == {"cpu0": 300, "v2": 100}
-        assert json.loads(found.tags["devices"]) == ["cpu0", "v2"]
-        assert (found.tags["watermark"], found.tags["strategy"], found.tags["gate"]) == ("400", "joint", "passed")
+        assert found.tags == {  # all of it for people
+            "trained_for": "cpu0",
+            "top1": "0.9000",
+            "top5": "0.9500",
+            "devices": "cpu0, v2",
+            "samples": "cpu0 300, v2 100",
+            "strategy": "joint",
+            "trained_from": "scratch",
+            "gate": "passed",
+            "gate_reason": "beats random; top-1 .9",
+            "judged_against": "version 3",
+        }
+        assert registry.resolve(FAMILY, ref=1).devices == ("cpu0", "v2")
         assert found.metrics["top5"] == 0.95
         assert not found.aliases
         assert not found.rejected
@@ -58,20 +70,20 @@ class TestRegister:
 
     def test_numbers_grow_and_list_is_newest_first(self, registry: Registry, checkpoint: Path) -> None:
         add_versions(registry, checkpoint, 3)
-        registry.register(checkpoint, family="aarch64")
+        registry.register(Submission(checkpoint, "aarch64"))
         assert [v.version for v in registry.list_versions(FAMILY)] == [3, 2, 1]
         assert {(v.model, v.version) for v in registry.list_versions()} >= {("mtl-tlp-aarch64", 1), (MODEL, 3)}
 
     def test_failure_on_the_way_leaves_no_version(self, registry: Registry, checkpoint: Path, tmp_path: Path) -> None:
         with pytest.raises(RegistryError, match="registering a version"):
-            registry.register(checkpoint, family=FAMILY, figures=[tmp_path / "not-there.png"])
+            registry.register(Submission(checkpoint, FAMILY, figures=[tmp_path / "not-there.png"]))
         assert registry.list_versions(FAMILY) == []
         (run,) = registry._client.search_runs([registry._experiment_id()])
         assert run.info.status == "FAILED"
 
     def test_missing_checkpoint_is_refused(self, registry: Registry, tmp_path: Path) -> None:
         with pytest.raises(InvalidInputError, match="not a checkpoint directory"):
-            registry.register(tmp_path / "nothing", family=FAMILY)
+            registry.register(Submission(tmp_path / "nothing", FAMILY))
 
     def test_everything_lies_under_home(
         self, mlflow_settings: Settings, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -80,12 +92,12 @@ class TestRegister:
         elsewhere.mkdir()
         monkeypatch.chdir(elsewhere)
         registry = Registry(mlflow_settings, MemoryStore())
-        registry.register(checkpoint, family=FAMILY)
+        registry.register(Submission(checkpoint, FAMILY))
         assert registry.resolve(FAMILY, ref=1).checkpoint_dir.is_relative_to(mlflow_settings.mlflow_dir)
         assert list(elsewhere.iterdir()) == []
 
     def test_nothing_is_printed(self, registry: Registry, checkpoint: Path, capfd: pytest.CaptureFixture[str]) -> None:
-        registry.register(checkpoint, family=FAMILY)
+        registry.register(Submission(checkpoint, FAMILY))
         registry.promote(FAMILY, 1, reason="first")
         assert capfd.readouterr() == ("", "")
 
@@ -101,7 +113,7 @@ class TestResolve:
         }
 
     def test_files_are_found_after_the_home_was_moved(self, registry: Registry, checkpoint: Path) -> None:
-        registry.register(checkpoint, family="x86_64")
+        registry.register(Submission(checkpoint, "x86_64"))
         before = registry.resolve("x86_64", ref=1).checkpoint_dir
         home = registry._settings.home
         moved = home.with_name(f"{home.name}-moved")
@@ -173,14 +185,16 @@ class TestStaleRuns:
         code = """
             import os, signal, sys
             from pathlib import Path
-            from tlp.registry import Registry, _register
+            from tlp.core.registry import RunRecord
+            from tlp.registry import Registry
+            from tlp.registry.mlflow import mlflow_run
             from tlp.core.settings import Settings
             registry = Registry(Settings(home=Path(sys.argv[1])))
-            with _register._run(registry._client, registry._experiment_id(), "killed", "one"):
+            with mlflow_run(registry._client, registry._experiment_id(), RunRecord(run_name="killed"), "one"):
                 os.kill(os.getpid(), signal.SIGKILL)
         """
         assert run_python(code, str(mlflow_settings.home)).returncode == -signal.SIGKILL
-        with _register._run(registry._client, registry._experiment_id(), "alive", "two") as alive:
+        with mlflow_run(registry._client, registry._experiment_id(), RunRecord(run_name="alive"), "two") as alive:
             (closed,) = registry.close_stale_runs()
             status = {r.info.run_name: r.info.status for r in registry._client.search_runs([registry._experiment_id()])}
             assert status == {"killed": "KILLED", "alive": "RUNNING"}
@@ -216,4 +230,4 @@ class TestErrors:
 def test_owner_tag_names_this_process(registry: Registry, checkpoint: Path) -> None:
     add_versions(registry, checkpoint, 1)
     run: Any = registry._client.get_run(registry.show(FAMILY, 1).run_id)
-    assert json.loads(run.data.tags[_register.OWNER_TAG])["pid"] == os.getpid()
+    assert json.loads(run.data.tags[OWNER_TAG])["pid"] == os.getpid()

@@ -15,6 +15,7 @@ from storage import Device, DeviceState, MemoryStore
 from tests.tuning import tune_with
 from tlp.core.errors import RegistryError
 from tlp.core.fleet import Fleet
+from tlp.core.registry import Submission
 from tlp.core.settings import Settings
 from tlp.language.vocabulary import Vocabulary
 from tlp.model.checkpoint import WEIGHTS, Checkpoint, Manifest
@@ -35,7 +36,7 @@ def registry(store: MemoryStore, mlflow_settings: Settings, tmp_path: Path) -> R
     folder = Checkpoint(config, Vocabulary(), manifest, MTLTLP(config).state_dict()).save(tmp_path / "checkpoint")
     made = Registry(mlflow_settings, store)
     for _ in range(3):
-        made.promote(FAMILY, made.register(folder, family=FAMILY), reason="passed the gate")
+        made.promote(FAMILY, made.register(Submission(folder, FAMILY)), reason="passed the gate")
     return made
 
 

@@ -11,6 +11,7 @@ import pytest
 from storage import Device, DeviceState, MemoryStore
 from tests.conftest import ServedRegistry
 from tests.fleets import fleet_of
+from tlp.core.registry import Submission
 from tlp.core.settings import Settings
 from tlp.language.vocabulary import Vocabulary
 from tlp.model.checkpoint import Checkpoint, Manifest
@@ -35,7 +36,7 @@ def test_the_next_run_uses_what_a_person_went_back_to(
     folder = Checkpoint(config, Vocabulary(), manifest, MTLTLP(config).state_dict()).save(tmp_path / "checkpoint")
     registry = Registry(settings, store)
     for _ in range(3):
-        registry.promote(FAMILY, registry.register(folder, family=FAMILY), reason="passed the gate")
+        registry.promote(FAMILY, registry.register(Submission(folder, FAMILY)), reason="passed the gate")
 
     def version_of_a_run() -> str:
         report = pipeline.tune(fleet_of(settings, store), network="net", device="c", trials=2)

@@ -152,7 +152,7 @@ def test_the_holder_of_a_lock_is_named(home):
 def test_an_alias_that_the_history_does_not_know_is_named(home, monkeypatch):
     settings = Settings(home=home)
     rows = [{"name": "mtl-tlp-x86_64", "champion_version": "1", "versions": 2, "pins": {"cpu": "2"}}]
-    monkeypatch.setattr(_services.registry_view, "models", lambda *_: (rows, None))
+    monkeypatch.setattr(_services.Registry, "models", lambda _: rows)
     row = doctor._row("aliases", lambda: _services.aliases(settings))
     assert row["status"] == "fail"
     assert "champion of mtl-tlp-x86_64 is version 1 in MLflow, none in the history" in row["detail"]

@@ -28,6 +28,7 @@ from tests.tlp import small_fleet
 from tlp.cli import run
 from tlp.core.errors import ModelFormatError
 from tlp.core.home import open_home
+from tlp.core.registry import Submission
 from tlp.core.settings import Settings, get_settings
 from tlp.model.checkpoint import Checkpoint
 from tlp.pipeline.evaluate import PREDICTOR, default_plot, evaluate_version
@@ -50,7 +51,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory, mlflow_template: Path) -> P
     small_fleet.fill(store)
     made = JointStrategy().train(build_dataset(store, [small_fleet.DEVICE]), TrainOptions(epochs=2, threads=1))
     registry = Registry(settings)
-    registry.register(made.save(folder / "checkpoint"), family="x86_64", metrics={"top1": 0.5, "top5": 0.9})
+    registry.register(Submission(made.save(folder / "checkpoint"), "x86_64", metrics={"top1": 0.5, "top5": 0.9}))
     registry.promote("x86_64", 1, reason="for a test")
     return settings.home
 
@@ -149,7 +150,7 @@ def test_a_version_that_cannot_be_read_is_skipped_and_named(home: Settings, tmp_
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text("{}")
     registry = Registry(home)
-    registry.register(tmp_path / "other", family="aarch64", metrics={"top1": 0.5})
+    registry.register(Submission(tmp_path / "other", "aarch64", metrics={"top1": 0.5}))
     registry.promote("aarch64", 1, reason="for a test")
     report = evaluate_version(store, home)
     assert list(report["models"]) == ["mtl-tlp-x86_64"] and list(report["skipped"]) == ["aarch64"]

@@ -14,6 +14,7 @@ from storage import MemoryStore
 from tests.fleets import fleet_of
 from tests.tlp.training.test_retrain import HELD, OPTIONS, SMALL
 from tlp.core.errors import ModelFormatError
+from tlp.core.registry import Submission
 from tlp.core.settings import Settings
 from tlp.model.checkpoint import Checkpoint
 from tlp.model.config import TLPConfig
@@ -152,12 +153,12 @@ def test_a_lost_champion_is_stood_in_for(fleet: Fleet, tmp_path: Path) -> None:
     registry = FakeRegistry(tmp_path / "registry")
     folder = fleet.registry.versions[0].checkpoint_dir
     for _ in range(2):
-        registry.promote("x86_64", registry.register(folder, family="x86_64"), reason="for a test")
+        registry.promote("x86_64", registry.register(Submission(folder, "x86_64")), reason="for a test")
     (registry.versions[1].checkpoint_dir / "weights.safetensors").unlink()
     lost = dataclasses.replace(fleet, registry=registry)
     result = lost.retrain(Spoiling(head=OTHER, how="none"))
-    assert result.version == 3 and registry.versions[2].tags["parent_version"] == "1"
-    assert registry.versions[2].tags["champion_at_gate"] == "1"
+    assert result.version == 3 and registry.versions[2].tags["trained_from"] == "version 1"
+    assert registry.versions[2].tags["judged_against"] == "version 1"
     (said,) = result.to_json()["warnings"]
     assert "version 1, the last good one" in said and said in registry.versions[2].page
     assert result.promoted and registry.champion == {"x86_64": 3}  # and the family has a champion again

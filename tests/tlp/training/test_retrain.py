@@ -102,7 +102,7 @@ def test_the_loop(fleet: MemoryStore, quick: Settings, registry: FakeRegistry) -
         fleet, quick, registry, device="x86-64-v3", force=True, strategy=Small(corrupt_head="x86-64-v2")
     )
     assert not corrupt.promoted and "x86-64-v2" in corrupt.reason
-    assert registry.versions[2].tags["gate"] == "failed" and registry.versions[2].tags["parent_version"] == "1"
+    assert registry.versions[2].tags["gate"] == "failed" and registry.versions[2].tags["trained_from"] == "version 1"
 
 
 def test_a_first_version_from_shuffled_labels_is_stopped(
@@ -110,7 +110,7 @@ def test_a_first_version_from_shuffled_labels_is_stopped(
 ) -> None:
     result = run_retrain(fleet, quick, registry, device="x86-64-v3", strategy=Small(shuffle_labels=True))
     assert not result.promoted and registry.champion == {} and "random" in result.reason
-    assert registry.versions[0].tags["gate_reasons"]
+    assert registry.versions[0].tags["gate_reason"]
 
 
 def test_a_champion_of_another_encoder_is_refused_unless_from_scratch(
@@ -118,7 +118,7 @@ def test_a_champion_of_another_encoder_is_refused_unless_from_scratch(
 ) -> None:
     quick = quick.model_copy(update={"train_epochs": 1})
     run_retrain(fleet, quick, registry, device="x86-64-v3", strategy=Small())
-    registry.champion["x86_64"] = 1
+    registry.promote("x86_64", 1, reason="for a test")
     path = registry.versions[0].checkpoint_dir / CONFIG
     path.write_text(path.read_text().replace(ENCODER_VERSION, "metaschedule-99"))
     with pytest.raises(ModelFormatError, match="metaschedule-99"):

@@ -15,7 +15,6 @@ nothing ends flat and leaves its part of the budget to the others, and whoever w
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -203,9 +202,7 @@ def _no_device(fleet: Fleet, device: Device, probe: bool) -> str | None:
 def _serves(store: MeasurementStore, device: Device, version: ResolvedModel) -> bool:
     """Whether the device is served: it is said so, or a person moved the champion and it has a head for it."""
     state = runs.state_before(store, device.name, *runs.BUSY) if device.state in runs.BUSY else device.state
-    if state is DeviceState.SERVING or "devices" not in version.tags:
-        return state is DeviceState.SERVING
-    return device.name in json.loads(version.tags["devices"])
+    return state is DeviceState.SERVING or device.name in version.devices
 
 
 def _runs_by_network(store: MeasurementStore, device: str) -> dict[str, list[Run]]:

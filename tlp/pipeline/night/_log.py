@@ -8,8 +8,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from tlp.core.registry import RunRecord
 from tlp.core.settings import Settings
-from tlp.registry.nights import NightRun, log_night
+from tlp.registry import log_night
 from tlp.report import night as pages
 
 
@@ -28,9 +29,9 @@ def log(
         figures = [pages.draw(curves, Path(folder) / "curves.png")] if curves else []
         return log_night(
             settings,
-            NightRun(
-                name=f"night of {at:%Y-%m-%d %H:%M} UTC",
-                at=at,
+            RunRecord(
+                run_name=f"night of {at:%Y-%m-%d %H:%M} UTC",
+                at=at.timestamp(),
                 params={
                     "budget": report["budget"],
                     "spent_before": report["spent_before"],

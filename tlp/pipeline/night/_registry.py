@@ -26,10 +26,10 @@ class NightRegistry(Registry):
         self._moves = store
         self.outages: list[str] = []
 
-    def reconcile(self, store: MeasurementStore | None = None) -> list[ModelEvent]:
+    def reconcile(self) -> list[ModelEvent]:
         """See `Registry.reconcile`; nothing if MLflow does not answer: the next start records the moves."""
         try:
-            return super().reconcile(store)
+            return super().reconcile()
         except RegistryUnavailableError as exc:
             self._note(f"{exc.message}: moves of aliases will be recorded by the next start")
             return []

@@ -10,26 +10,20 @@ from typing import Any
 import httpx
 
 from tlp import services
-from tlp.core.errors import InvalidInputError, ServiceError
-from tlp.core.fleet import Fleet
+from tlp.core.errors import InvalidInputError, RegistryError, ServiceError
 from tlp.core.settings import Settings
-from tlp.registry import CHAMPION, Registry, pin_alias
-from tlp.registry import view as registry_view
+from tlp.registry import CHAMPION, Registry, pin_alias, recorded_models
 from tlp.services.doctor._base import SkippedError, open_store
 
 _HTTP_TIMEOUT_S = 5.0
 
 
-def _fleet(settings: Settings) -> Fleet:
-    store = open_store(settings)
-    return Fleet(settings, store, Registry(settings, store))
-
-
 def registry(settings: Settings) -> str:
     """MLflow answers, through its server or its file."""
-    rows, warning = registry_view.models(_fleet(settings))
-    if warning:
-        raise InvalidInputError(warning.rsplit(":", 1)[0], next_command="tlp up")
+    try:
+        rows = Registry(settings, open_store(settings)).models()
+    except RegistryError as exc:
+        raise InvalidInputError(exc.message, next_command="tlp up") from exc
     named = ", ".join(f"{row['name']} champion {row['champion_version'] or 'none'}" for row in rows)
     return f"{settings.mlflow_tracking_uri}: {named or 'no models yet'}"
 
@@ -82,11 +76,12 @@ def schedules(settings: Settings) -> str:
 
 def aliases(settings: Settings) -> str:
     """Every alias in MLflow is where the recorded history left it."""
-    fleet = _fleet(settings)
-    rows, warning = registry_view.models(fleet)
-    if warning:
-        raise SkippedError("the registry cannot be read")
-    recorded = {row["name"]: row for row in registry_view.recorded(fleet.store)}
+    store = open_store(settings)
+    try:
+        rows = Registry(settings, store).models()
+    except RegistryError as exc:
+        raise SkippedError("the registry cannot be read") from exc
+    recorded = {row["name"]: row for row in recorded_models(store)}
     moved = [
         f"{alias} of {row['name']} is version {at or 'none'} in MLflow, {before or 'none'} in the history"
         for row in rows
