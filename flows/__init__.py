@@ -1,1 +1,1 @@
-"""Prefect flows: orchestration only. Each one runs as a deployment, or without any server (see `flows/_run.py`)."""
+"""Prefect flows: each one a typed request → named steps → a report. They run with or without a Prefect server."""

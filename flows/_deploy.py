@@ -16,7 +16,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.exceptions import ObjectAlreadyExists, PrefectException
 
-from flows import _run
+from flows import _prefect
 from tlp import services
 from tlp.core.errors import InvalidInputError, NotFoundError, ServiceError, UserError
 from tlp.core.settings import Settings
@@ -64,13 +64,13 @@ def deploy(settings: Settings) -> dict[str, Any]:
     Raises:
         UserError: no Prefect server answers, or the file is not acceptable.
     """
-    url = _run.api_url(settings)
+    url = _prefect.api_url(settings)
     if url is None:
         raise UserError("no Prefect server answers, so there is nothing to deploy to", next_command="tlp up")
     path = PROJECT_DIR / "prefect.yaml"
     slugs = wanted(path)
     try:
-        with _run.tracking(settings, url), get_client(sync_client=True) as client:
+        with _prefect.tracking(settings, url), get_client(sync_client=True) as client:
             _ensure_pool(client)
             _prefect_deploy(settings, url, path)
             deleted = _drop_old_schedules(client, slugs)

@@ -4,67 +4,38 @@ from __future__ import annotations
 
 from typing import Any
 
-from prefect import flow, task
-from prefect.cache_policies import NO_CACHE
+from prefect import flow
 from prefect.client.schemas.objects import State
 
-from flows import _run
+from flows import _prefect
+from tlp.core.fleet import Fleet
+from tlp.core.requests import TrainRequest
 from tlp.pipeline import stages as pipeline
 from tlp.training.judge import gate_page
 
 
-@task(name="reconcile registry", cache_policy=NO_CACHE, persist_result=False)
-def reconcile_registry() -> int:
+@_prefect.step()
+def reconcile_registry(fleet: Fleet) -> int:
     """Record what people moved in the MLflow UI and close runs of dead processes."""
-    fleet = _run.begin()
     return pipeline.reconcile(fleet)
 
 
-@task(name="train and judge", cache_policy=NO_CACHE, persist_result=False)
-def train_and_judge(
-    device: str | None,
-    from_scratch: bool,
-    dry_run: bool,
-    force: bool,
-    strategy: str | None = None,
-    model: str = "mtl-tlp",
-) -> dict[str, Any]:
+@_prefect.step()
+def train_and_judge(fleet: Fleet, request: TrainRequest) -> dict[str, Any]:
     """Train, evaluate, register, judge, promote."""
-    fleet = _run.begin()
-    return pipeline.retrain(
-        fleet,
-        device=device,
-        from_scratch=from_scratch,
-        dry_run=dry_run,
-        force=force,
-        strategy=strategy,
-        model=model,
-    )
+    return pipeline.retrain(fleet, **request.model_dump())
 
 
-@flow(name="retrain", persist_result=False)
-def retrain(
-    device: str | None = None,
-    from_scratch: bool = False,
-    dry_run: bool = False,
-    force: bool = False,
-    strategy: str | None = None,
-    model: str = "mtl-tlp",
-) -> dict[str, Any] | State[Any]:
-    """Retrain every family that is due, or the one of `device`; `force` does not wait for new samples.
-
-    `model` is MTL-TLP or Felix's cost model.
-
-    Ends as Skipped, with the reasons, if there was nothing to train.
-    """
-
-    def body() -> dict[str, Any] | State[Any]:
-        _run.step(reconcile_registry)
-        report: dict[str, Any] = _run.step(train_and_judge, device, from_scratch, dry_run, force, strategy, model)
-        for one in (report, *report["others"]):
-            _run.markdown(f"retrain-{one['model']}", gate_page.page(one), "Why a version was or was not promoted")
-        if any(one["version"] for one in (report, *report["others"])):
-            return report
-        return _run.skipped(report, "; ".join(one["reason"] for one in (report, *report["others"])))
-
-    return _run.unless_busy(body)
+@flow(name="retrain", flow_run_name="{request.title}", persist_result=False)
+@_prefect.unless_busy
+def retrain(request: TrainRequest = TrainRequest()) -> dict[str, Any] | State[Any]:
+    """Retrain every family that is due, or the one of a device. Ends as Skipped, with the reasons, if none was due."""
+    fleet = _prefect.begin()
+    reconcile_registry(fleet)
+    report = train_and_judge(fleet, request)
+    reports = (report, *report["others"])
+    for family in reports:
+        _prefect.markdown(f"retrain-{family['model']}", gate_page.page(family), "Why a version was or was not promoted")
+    if any(family["version"] for family in reports):
+        return report
+    return _prefect.skipped(report, "; ".join(family["reason"] for family in reports))

@@ -6,17 +6,21 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext
 
-from flows import _run
+from flows import _prefect
 from flows.bootstrap import measure_until_quota
-from flows.measure import measure
+from flows.launch import launch
 from storage import RunKind, RunState
+from tests.fleets import fleet_of
 from tlp.core.errors import BusyError, NotFoundError
+from tlp.core.requests import BootstrapRequest, MeasureRequest, TrainRequest
 from tlp.core.settings import get_settings
 from tlp.fleet import runs
 
+QUOTA = BootstrapRequest(device="cpu", sampler="random")
+
 
 def test_without_a_server_a_flow_is_a_plain_function(store):
-    report = _run.call(measure, device="cpu", samples=5)
+    report = launch(MeasureRequest(device="cpu", samples=5))
     assert (report["ok"], report["device"]) == (5, "cpu")
     assert store.device_counts()["cpu"].samples_ok == 5
     (run,) = store.list_runs()
@@ -25,33 +29,36 @@ def test_without_a_server_a_flow_is_a_plain_function(store):
 
 
 def test_the_quota_is_filled_once(store):
-    first = measure_until_quota.fn("cpu", "random", None)
+    fleet = fleet_of(get_settings(), store)
+    first = measure_until_quota(fleet, QUOTA)
     assert (first["ok"], first["samples_ok"]) == (6, 6)
-    assert measure_until_quota.fn("cpu", "random", None)["ok"] == 0
+    assert measure_until_quota(fleet, QUOTA)["ok"] == 0
     assert [run.kind for run in store.list_runs()] == [RunKind.BOOTSTRAP]
 
 
 def test_with_a_server_the_run_and_its_table_are_there(store, prefect_api, monkeypatch):
     monkeypatch.setenv("PREFECT_API_URL", prefect_api)
-    report = _run.call(measure, device="cpu", samples=3)
+    report = launch(MeasureRequest(device="cpu", samples=3))
     assert report["ok"] == 3
     with get_client(sync_client=True) as client:
-        (run,) = [r for r in client.read_flow_runs() if r.parameters.get("samples") == 3]
+        (run,) = [r for r in client.read_flow_runs() if r.name == "measure cpu"]
         assert run.state_name == "Completed"
-        assert run.parameters["device"] == "cpu"
+        assert run.parameters["request"]["samples"] == 3
+        tasks = {t.name for t in client.read_task_runs() if t.flow_run_id == run.id}
         keys = [artifact.key for artifact in client.read_artifacts() if artifact.flow_run_id == run.id]
     assert keys == ["measure-cpu"]
+    assert tasks == {"measure 3 programs on cpu", "train for cpu if it became a task"}
 
 
 def test_a_device_that_becomes_a_task_trains_at_once(store, monkeypatch):
     """Its sixth sample makes it one; the session after that does not train again."""
     monkeypatch.setenv("TLP_TRAIN_EPOCHS", "1")
     get_settings.cache_clear()
-    assert "trained" not in _run.call(measure, device="cpu", samples=5)
-    report = _run.call(measure, device="cpu", samples=4)
+    assert "trained" not in launch(MeasureRequest(device="cpu", samples=5))
+    report = launch(MeasureRequest(device="cpu", samples=4))
     assert report["ok"] == 4 and report["trained"]["version"] == "1"
     assert [(run.kind, run.state) for run in store.list_runs(limit=1)] == [(RunKind.TRAIN, RunState.DONE)]
-    assert "trained" not in _run.call(measure, device="cpu", samples=1)
+    assert "trained" not in launch(MeasureRequest(device="cpu", samples=1))
 
 
 def test_a_training_that_fails_leaves_the_measurements(store, monkeypatch):
@@ -62,7 +69,7 @@ def test_a_training_that_fails_leaves_the_measurements(store, monkeypatch):
         raise RegistryError("MLflow does not answer")
 
     monkeypatch.setattr(training, "run_retrain", broken)
-    report = _run.call(measure, device="cpu", samples=6)
+    report = launch(MeasureRequest(device="cpu", samples=6))
     assert "MLflow does not answer" in report["trained"]["reason"]
     assert store.device_counts()["cpu"].samples_ok == 6
     newest, measured = store.list_runs()
@@ -71,10 +78,8 @@ def test_a_training_that_fails_leaves_the_measurements(store, monkeypatch):
 
 
 def test_nothing_to_train_is_skipped_for_prefect_and_for_the_store(store, prefect_api, monkeypatch):
-    from flows.retrain import retrain
-
     monkeypatch.setenv("PREFECT_API_URL", prefect_api)
-    report = _run.call(retrain)
+    report = launch(TrainRequest())
     assert report["version"] is None and "has no samples" in report["reason"]
     (run,) = store.list_runs()
     assert (run.kind, run.state, run.reason) == (RunKind.TRAIN, RunState.SKIPPED, report["reason"])
@@ -86,7 +91,7 @@ def test_nothing_to_train_is_skipped_for_prefect_and_for_the_store(store, prefec
 def test_errors_come_through_a_tracked_flow_unchanged(store, prefect_api, monkeypatch):
     monkeypatch.setenv("PREFECT_API_URL", prefect_api)
     with pytest.raises(NotFoundError, match="nosuch"):
-        _run.call(measure, device="nosuch", samples=3)
+        launch(MeasureRequest(device="nosuch", samples=3))
 
 
 def test_one_run_at_a_time_on_a_device(store):
@@ -97,7 +102,7 @@ def test_one_run_at_a_time_on_a_device(store):
 
         def other() -> None:
             try:
-                _run.call(measure, device="cpu", samples=3)
+                launch(MeasureRequest(device="cpu", samples=3))
             except BusyError as exc:
                 caught.append(exc)
 
@@ -118,20 +123,20 @@ def test_a_scheduled_run_of_a_busy_device_is_skipped(monkeypatch):
         raise BusyError("somebody measures it")
 
     with pytest.raises(BusyError):
-        _run.unless_busy(busy)
+        _prefect.unless_busy(busy)()
     monkeypatch.setattr(FlowRunContext, "get", classmethod(lambda _cls: Deployed))
-    state = _run.unless_busy(busy)
+    state = _prefect.unless_busy(busy)()
     assert (state.name, state.message, state.is_completed()) == ("Skipped", "somebody measures it", True)
 
 
 def test_a_server_that_does_not_answer_is_no_server(home, monkeypatch):
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    assert _run.api_url(get_settings()) is None
+    assert _prefect.api_url(get_settings()) is None
 
 
 @pytest.mark.parametrize(("text", "key"), [("tune-bert_tiny-this-cpu", "tune-bert-tiny-this-cpu"), ("A.b", "a-b")])
 def test_artifact_keys_are_what_prefect_takes(text, key):
-    assert _run._key(text) == key
+    assert _prefect._key(text) == key
 
 
 def test_the_demo_leaves_the_quota_of_a_device_that_is_there_alone(store, home):
@@ -139,6 +144,7 @@ def test_the_demo_leaves_the_quota_of_a_device_that_is_there_alone(store, home):
 
     from flows.demo import choose_enrolment
 
-    assert set(choose_enrolment.fn()) == {"target", "min_samples"}
+    fleet = fleet_of(get_settings(), store)
+    assert set(choose_enrolment(fleet)) == {"target", "min_samples"}
     store.add_device(replace(store.get_device("cpu"), name="this-cpu"), "enrolled by hand")
-    assert choose_enrolment.fn() == {}
+    assert choose_enrolment(fleet) == {}

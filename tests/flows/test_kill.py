@@ -14,6 +14,7 @@ import pytest
 
 from storage import MeasurementStore, RunState
 from tests.fleets import fleet_of
+from tlp.core.requests import BootstrapRequest
 from tlp.core.settings import get_settings
 from tlp.pipeline import stages as pipeline
 
@@ -90,7 +91,9 @@ def test_a_measuring_run_that_is_stopped_goes_on(store, start, number):
 
     have = store.device_counts()["cpu"].samples_ok
     assert have >= acknowledged
-    again = pipeline.fill_quota(fleet_of(get_settings(), store), "cpu")  # the quota of 6 is in already
+    again = pipeline.fill_quota(
+        fleet_of(get_settings(), store), BootstrapRequest(device="cpu")
+    )  # the quota of 6 is in already
     assert again["ok"] == 0
     more = start("measure", "cpu", "--samples", "2", "--json")
     assert more.wait(timeout=200) == 0

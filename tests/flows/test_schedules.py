@@ -11,7 +11,7 @@ from prefect.client.schemas.objects import WorkerStatus
 from prefect.flow_engine import run_flow
 from prefect.states import Running, Scheduled
 
-from flows import _deploy, _run
+from flows import _deploy, _prefect
 from flows.measure import measure
 from tlp import services
 from tlp.core.settings import get_settings
@@ -32,9 +32,11 @@ def deployed(store, prefect_api, monkeypatch):
             client.delete_flow_run(run.id)
 
 
-def late(client, deployment, days, name="Late", **parameters):
+def late(client, deployment, days, name="Late", **fields):
     state = Scheduled(scheduled_time=NOW - timedelta(days=days), name=name)
-    return client.create_flow_run_from_deployment(deployment.id, state=state, parameters=parameters)
+    return client.create_flow_run_from_deployment(
+        deployment.id, state=state, parameters={"request": fields} if fields else {}
+    )
 
 
 def warnings(prefect_api):
@@ -63,7 +65,9 @@ def test_a_late_run_after_one_that_failed_does_the_work(store, deployed):
 def test_a_second_click_is_not_late(store, deployed):
     client, found = deployed
     for _ in range(2):
-        run = client.create_flow_run_from_deployment(found["measure"].id, parameters={"device": "cpu", "samples": 1})
+        run = client.create_flow_run_from_deployment(
+            found["measure"].id, parameters={"request": {"device": "cpu", "samples": 1}}
+        )
         assert run_flow(measure, client.read_flow_run(run.id), return_type="state").name == "Completed"
     assert store.device_counts()["cpu"].samples_ok == 2
 
@@ -130,4 +134,4 @@ def test_a_server_that_does_not_answer_says_nothing():
 
 
 def test_a_run_outside_a_deployment_is_never_made_up(home):
-    assert _run._made_up_by() is None
+    assert _prefect._made_up_by() is None

@@ -14,11 +14,12 @@ import mlflow
 import pytest
 from prefect.client.orchestration import get_client
 
-from flows import _run
-from flows.tune_all import tune_all
+from flows.launch import launch
 from storage import DeviceState, MeasurementStore, RunKind, RunState
 from tests.tlp.pipeline import night_fleet
 from tlp.core.errors import BusyError, DeviceLostError, RegistryUnavailableError
+from tlp.core.fleet import Fleet
+from tlp.core.requests import NightRequest, TuneRequest
 from tlp.core.settings import Settings, get_settings
 from tlp.fleet import runs
 from tlp.measure import MeasureInput, MeasureOutcome
@@ -76,7 +77,7 @@ def test_a_night_tunes_what_is_due_and_tells_prefect_mlflow_and_the_store(
     night_store: MeasurementStore, night_settings: Settings, prefect_api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT_API_URL", prefect_api)
-    report = _run.call(tune_all)
+    report = launch(NightRequest())
     assert report["reason"] == f"2 tuned of 2 due; {2 * GOAL} of 2560 programs" and report["warnings"] == []
     one, two = report["tuned"]
     assert (one["network"], one["trials"], one["ended"], one["reason"]) == ("one", GOAL, "tuned", "done")
@@ -108,7 +109,7 @@ def test_a_night_tunes_what_is_due_and_tells_prefect_mlflow_and_the_store(
     assert (first["network"], first["device"], first["trials"], first["versions"]) == ("one", "cpu", GOAL, "1 @ 0")
     assert first["ended"] == "done" and first["before"] == "-" and first["after"] != "-"
 
-    again = _run.call(tune_all)  # the next night has nothing to do
+    again = launch(NightRequest())  # the next night has nothing to do
     assert again["tuned"] == [] and again["reason"].startswith("nothing to do: one on cpu: 16 of 16 programs")
     with get_client(sync_client=True) as prefect:
         state = newest(prefect).state
@@ -121,7 +122,7 @@ def test_a_night_tunes_what_is_due_and_tells_prefect_mlflow_and_the_store(
 def test_the_budget_is_shared_and_who_waited_is_first(night_store: MeasurementStore) -> None:
     for name, member in (("three", "dense_16_128"), ("four", "dense_128_64")):
         night_fleet.add_network(night_store, name, (member,))
-    nights = [[(r["network"], r["trials"]) for r in _run.call(tune_all, trials=18)["tuned"]] for _ in range(3)]
+    nights = [[(r["network"], r["trials"]) for r in launch(NightRequest(trials=18))["tuned"]] for _ in range(3)]
     # `one` has two tasks, a round of them is 8; what is left goes in equal parts, no less than a round.
     assert nights[0] == [("four", 4), ("one", 8), ("three", 4)]
     assert nights[1][0][0] == "two"
@@ -139,13 +140,13 @@ def test_one_pair_that_fails_does_not_stop_the_others(
     monkeypatch.setenv("PREFECT_API_URL", prefect_api)
     tune = pipeline.tune
 
-    def broken(*args: Any, **more: Any) -> Any:
-        if more["network"] == "one":
+    def broken(fleet: Fleet, request: TuneRequest) -> Any:
+        if request.network == "one":
             raise RuntimeError("no schedule\nfor you")
-        return tune(*args, **more)
+        return tune(fleet, request)
 
     monkeypatch.setattr(pipeline, "tune", broken)
-    report = _run.call(tune_all)
+    report = launch(NightRequest())
     assert [(row["network"], row["ended"], row["reason"]) for row in report["tuned"]] == [
         ("one", "failed", "RuntimeError: no schedule for you"),
         ("two", "tuned", "done"),
@@ -157,7 +158,7 @@ def test_one_pair_that_fails_does_not_stop_the_others(
         tasks = [run for run in prefect.read_task_runs() if run.flow_run_id == flow_run.id]
     states = {run.name: run.state_name for run in tasks}
     assert (states["tune one on cpu"], flow_run.state_name) == ("Failed", "Completed")
-    assert [p["network"] for p in _run.call(tune_all, dry_run=True)["pairs"] if p["due"]] == ["one"]
+    assert [p["network"] for p in launch(NightRequest(dry_run=True))["pairs"] if p["due"]] == ["one"]
 
 
 def test_a_night_in_which_nothing_works_fails(
@@ -166,7 +167,7 @@ def test_a_night_in_which_nothing_works_fails(
     """The device is lost in its first run; the networks after that wait for another night."""
     runner(lambda: FakeRunner(lost=lambda: True))
     with pytest.raises(DeviceLostError):
-        _run.call(tune_all)
+        launch(NightRequest())
     assert night_store.get_device("cpu").state is DeviceState.QUARANTINED
     night = next(run for run in night_store.list_runs(kind=RunKind.TUNE) if run.device is None)
     assert night.state is RunState.FAILED and [r["ended"] for r in night.result["tuned"]] == ["failed"]
@@ -181,7 +182,7 @@ def test_a_busy_device_is_no_failure_of_its_pairs(night_store: MeasurementStore,
 
     def other() -> None:
         try:
-            _run.call(tune_all)
+            launch(NightRequest())
         except BusyError as exc:
             caught.append(exc)
 
@@ -207,7 +208,7 @@ def test_a_rollback_in_the_middle_is_in_force_from_the_next_round(
         client.set_registered_model_alias(MODEL, "champion", "1")  # what MLflow's page sends
 
     runner(meanwhile(GOAL + 5, back))  # in the second round of the second pair
-    report = _run.call(tune_all)
+    report = launch(NightRequest())
     one, two = report["tuned"]
     assert [v["version"] for v in one["versions"]] == ["2"]
     assert two["versions"] == [{"version": "2", "after_trials": 0}, {"version": "1", "after_trials": 8}]
@@ -216,7 +217,7 @@ def test_a_rollback_in_the_middle_is_in_force_from_the_next_round(
     last = night_registry.history(night_fleet.FAMILY)[-1]
     assert (last.from_version, last.to_version, last.by.value) == ("2", "1", "person")
     # The one that was tuned with version 2 to its end is due again.
-    due = [p for p in _run.call(tune_all, dry_run=True)["pairs"] if p["due"]]
+    due = [p for p in launch(NightRequest(dry_run=True))["pairs"] if p["due"]]
     assert [p["network"] for p in due] == ["one"] and due[0]["numbers"]["version"] == "2"
 
 
@@ -233,11 +234,11 @@ def test_flat_pairs_end_early_and_leave_their_part_to_the_others(
         return FakeRunner(latency=lambda _job: 1e-3, spread=0.0, slowdown=lambda n: 0.9**n if falling else 1.0)
 
     runner(make)
-    report = _run.call(tune_all, trials=28)
+    report = launch(NightRequest(trials=28))
     one, two = report["tuned"]
     assert one["trials"] == 12 and one["reason"].startswith("flat: 0.00% faster in the last 1 rounds, after 12 of 14")
     assert (two["trials"], two["reason"]) == (16, "done")  # 14 were planned for it
-    assert [p["due"] for p in _run.call(tune_all, dry_run=True)["pairs"]] == [False, False]
+    assert [p["due"] for p in launch(NightRequest(dry_run=True))["pairs"]] == [False, False]
 
 
 def test_a_better_known_result_is_kept(
@@ -246,11 +247,11 @@ def test_a_better_known_result_is_kept(
     runner: Callable[..., None],
 ) -> None:
     ids = [task.workload_id for name in ("one", "two") for task in night_store.get_network(name).tasks]
-    _run.call(tune_all)
+    launch(NightRequest())
     before = night_store.best_programs("cpu", ids).sort("workload_id")
     night_registry.promote(night_fleet.FAMILY, 2, reason="a version that finds nothing")
     runner(lambda: FakeRunner(latency=lambda _job: 1.0))  # everything it measures is slow
-    report = _run.call(tune_all)
+    report = launch(NightRequest())
     assert [row["trials"] for row in report["tuned"]] == [GOAL, GOAL]
     assert [row["after_s"] for row in report["tuned"]] == [row["before_s"] for row in report["tuned"]]
     assert night_store.best_programs("cpu", ids).sort("workload_id").equals(before)
@@ -261,7 +262,7 @@ def test_a_night_does_not_begin_what_it_has_no_time_for(
 ) -> None:
     monkeypatch.setenv("TLP_TUNE_NIGHT_S", "1e-9")
     get_settings.cache_clear()
-    report = _run.call(tune_all)
+    report = launch(NightRequest())
     assert report["tuned"] == [] and len(report["waiting"]) == 2
     assert report["waiting"][0]["reason"].startswith("the night has lasted")
 
@@ -275,9 +276,9 @@ def test_without_mlflow_the_night_goes_on_and_says_so(
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     get_settings.cache_clear()
     with pytest.raises(RegistryUnavailableError, match="does not answer"):  # and not as if nothing were due
-        _run.call(tune_all, trials=4)
+        launch(NightRequest(trials=4))
     shutil.copytree(night_settings.home / "checkpoint", copy / "checkpoint")
-    report = _run.call(tune_all, trials=4)
+    report = launch(NightRequest(trials=4))
     (row,) = report["tuned"]
     assert (row["ended"], row["trials"]) == ("tuned", 4)
     assert row["versions"] == [{"version": "1", "after_trials": 0}] and row["degraded"] == 0
@@ -286,9 +287,7 @@ def test_without_mlflow_the_night_goes_on_and_says_so(
 
 
 def test_frozen_and_until_flat_reach_the_run(night_store: MeasurementStore) -> None:
-    from flows.tune import tune
-
-    report = _run.call(tune, network="two", device="cpu", trials=4, frozen=True, until_flat=True)
+    report = launch(TuneRequest(network="two", device="cpu", trials=4, frozen=True, until_flat=True))
     params = night_store.get_run(report["run_id"]).params
     assert params["frozen"] is True and params["until_flat"] is True
 

@@ -1,16 +1,21 @@
-"""What commands need before they start: settings, the store, and the way up to the flows."""
+"""What commands need before they start: the fleet, a request, and the way to the flows."""
 
 from __future__ import annotations
 
-import importlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import ValidationError
 
 from tlp.cli._output import state
+from tlp.core.errors import InvalidInputError
+from tlp.core.requests import Request
 from tlp.core.settings import get_settings
 
 if TYPE_CHECKING:
     from tlp.core.fleet import Fleet
+
+RequestT = TypeVar("RequestT", bound=Request)
 
 
 def open_all() -> Fleet:
@@ -20,30 +25,35 @@ def open_all() -> Fleet:
     return open_fleet()
 
 
-def reach(module: str) -> Any:
-    """The module of that name in `flows/`.
+def ask(kind: type[RequestT], **fields: Any) -> RequestT:
+    """The request with these fields; InvalidInputError names the options whose values are not acceptable."""
+    try:
+        return kind(**fields)
+    except ValidationError as exc:
+        wrong = [
+            f"--{str(error['loc'][0]).replace('_', '-')} is {error['input']!r}: {error['msg']}"
+            for error in exc.errors()
+        ]
+        text = "; ".join(f"--{option} is {value!r}: {reason}" for option, value, reason in wrong)
+        raise InvalidInputError(text) from exc
 
-    The command line is the outermost layer: this is the one place where `tlp` reaches up to the flows, by name, so
-    that nothing below imports them (or prefect).
-    """
+
+def prepare_prefect() -> None:
+    """Set what Prefect reads when it is imported; a home that cannot be used is refused before that (0.9 s)."""
+    from tlp.core.home import open_home
+
     settings = get_settings()
-    # read by prefect when it is imported
+    open_home(settings)
     os.environ.setdefault("PREFECT_HOME", str(settings.prefect_dir))
     os.environ.setdefault("DO_NOT_TRACK", "true")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     if not state.verbose:  # a failure is reported once, by us
         os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
-    return importlib.import_module(f"flows.{module}")
 
 
-def launch(flow: str, **params: Any) -> Any:
-    """Run the flow of that name and return its result.
+def launch(request: Request) -> dict[str, Any]:
+    """Run the flow of a request and return its report."""
+    prepare_prefect()
+    from flows.launch import launch
 
-    Args:
-        flow: module and flow name, e.g. `measure`.
-        params: its parameters, plain JSON types.
-    """
-    from tlp.core.home import open_home
-
-    open_home(get_settings())  # a home that cannot be used is refused before prefect is imported (0.9 s)
-    return reach("_run").call(getattr(reach(flow), flow), **params)
+    return launch(request)

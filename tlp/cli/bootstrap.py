@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from tlp.cli._context import launch
+from tlp.cli._context import ask, launch
 from tlp.cli._output import Output, command, state
+from tlp.core.requests import BootstrapRequest
 
 AUTO = "auto"
 
@@ -15,20 +16,6 @@ AUTO = "auto"
 def register(app: typer.Typer) -> None:
     """Add the command."""
     command(app, "bootstrap", example="tlp bootstrap workstation --min-samples 20000")(bootstrap)
-
-
-def _count(text: str | None, device: str) -> int | None:
-    if text is None:
-        return None
-    from tlp.core.errors import InvalidInputError
-    from tlp.fleet.counts import validate_count
-
-    example = f"tlp bootstrap {device} --min-samples 20000"
-    try:
-        value = int(text)
-    except ValueError as exc:
-        raise InvalidInputError(f"min_samples is {text!r}, neither a number nor {AUTO}", next_command=example) from exc
-    return validate_count("min_samples", value, next_command=example)
 
 
 def bootstrap(
@@ -58,13 +45,14 @@ def bootstrap(
     from tlp.report import work
 
     until_flat = min_samples == AUTO
-    report = launch(
-        "bootstrap",
+    request = ask(
+        BootstrapRequest,
         device=device,
         target=target,
-        min_samples=None if until_flat else _count(min_samples, device),
+        min_samples=None if until_flat else min_samples,
         sampler=sampler,
         networks=network or None,
         until_flat=until_flat,
     )
+    report = launch(request)
     return Output(report, lambda: work.bootstrap_report(report, verbose=state.verbose))

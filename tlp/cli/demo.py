@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from tlp.cli._context import open_all, reach
+from tlp.cli._context import prepare_prefect
 from tlp.cli._output import Output, command
 
 
@@ -20,6 +20,8 @@ def demo() -> Output:
     """
     from tlp.report import work
 
-    open_all()
-    report = reach("demo").start()
+    prepare_prefect()
+    from flows.demo import start
+
+    report = start()
     return Output(report, lambda: work.demo_report(report))

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from tlp.cli._context import launch
+from tlp.cli._context import ask, launch
 from tlp.cli._output import Output, command
+from tlp.core.requests import MeasureRequest
 
 
 def register(app: typer.Typer) -> None:
@@ -26,5 +27,5 @@ def measure(
     """Measure new programs on a device until so many more are OK; every batch is stored at once."""
     from tlp.report import work
 
-    report = launch("measure", device=device, samples=samples, sampler=sampler, networks=network or None)
+    report = launch(ask(MeasureRequest, device=device, samples=samples, sampler=sampler, networks=network or None))
     return Output(report, lambda: work.measure_report(report))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from tlp.cli._context import open_all, reach
+from tlp.cli._context import open_all, prepare_prefect
 from tlp.cli._output import Output, command
 from tlp.core.progress import say
 
@@ -40,7 +40,10 @@ def deploy() -> Output:
     from tlp.report import fleet as tables
 
     fleet = open_all()
-    report = reach("_deploy").deploy(fleet.settings)
+    prepare_prefect()
+    from flows import _deploy
+
+    report = _deploy.deploy(fleet.settings)
     return Output(report, lambda: tables.deployments(report))
 
 

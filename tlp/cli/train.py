@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from tlp.cli._context import launch
+from tlp.cli._context import ask, launch
 from tlp.cli._output import Output, command, state
+from tlp.core.requests import TrainRequest
 
 
 def register(app: typer.Typer) -> None:
@@ -39,8 +40,8 @@ def train(
     """
     from tlp.report import models
 
-    report = launch(
-        "retrain",
+    request = ask(
+        TrainRequest,
         device=device,
         from_scratch=from_scratch,
         dry_run=dry_run,
@@ -48,6 +49,7 @@ def train(
         strategy=strategy,
         model=model,
     )
+    report = launch(request)
     if dry_run:
         return Output(report, lambda: models.train_dry_run(report))
     return Output(report, lambda: models.train_report(report, verbose=state.verbose))

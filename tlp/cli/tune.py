@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from tlp.cli._context import launch, open_all
+from tlp.cli._context import ask, launch, open_all
 from tlp.cli._output import Output, command, state
+from tlp.core.requests import NightRequest, TuneRequest
 
 Network = Annotated[str, typer.Argument(metavar="NETWORK", help="Network, as added with `tlp network add`.")]
 DeviceOption = Annotated[
@@ -60,17 +61,27 @@ def tune(
             _refuse(option, given)
         from tlp.report import night
 
-        found = launch("tune_all", device=device, trials=trials, dry_run=dry_run)
-        return Output(
-            found, lambda: night.outcome(found, verbose=state.verbose) if found["tuned"] else night.dry_run(found)
-        )
+        report = launch(ask(NightRequest, device=device, trials=trials, dry_run=dry_run))
+        if not report["tuned"]:
+            return Output(report, lambda: night.dry_run(report))
+        return Output(report, lambda: night.outcome(report, verbose=state.verbose))
     if dry_run:
         raise typer.BadParameter("--dry-run goes with --due")
     if network is None or device is None:
         missing = "NETWORK" if network is None else "--device"
         raise typer.BadParameter(f"{missing} is missing; without NETWORK: --due")
-    params = {"network": network, "device": device, "trials": trials, "model": model, "search": search}
-    report = launch("tune", **params, resume=resume, frozen=frozen, until_flat=until_flat)
+    request = ask(
+        TuneRequest,
+        network=network,
+        device=device,
+        trials=trials,
+        model=model,
+        search=search,
+        resume=resume,
+        frozen=frozen,
+        until_flat=until_flat,
+    )
+    report = launch(request)
     return Output(report, lambda: tuning.tuning_report(report))
 
 

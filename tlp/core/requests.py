@@ -2,11 +2,18 @@
 
 The command line builds them, Prefect shows them as parameters of a flow, and the operation takes them as they are.
 A value that names an entry of a table (a sampler, a search, a strategy, a kind of model) is checked by that table.
+Each request has a `title`, by which a person recognises its flow run.
 """
 
 from __future__ import annotations
 
+from typing import Annotated, Final
+
 from pydantic import BaseModel, ConfigDict, Field
+
+MAX_PROGRAMS: Final = 10**9
+"""A device that measures 30 programs a second needs a year for these; beyond lies what the store cannot count."""
+Count = Annotated[int, Field(ge=1, le=MAX_PROGRAMS)]
 
 
 class Request(BaseModel):
@@ -19,9 +26,14 @@ class MeasureRequest(Request):
     """Measure new programs on a device; see `tlp.pipeline`."""
 
     device: str = Field(description="Device to measure on.")
-    samples: int = Field(1000, description="OK samples to add. Programs that fail do not count.")
+    samples: Count = Field(1000, description="OK samples to add. Programs that fail do not count.")
     sampler: str = Field("random", description="How programs are chosen, an entry of the sampler table.")
     networks: tuple[str, ...] | None = Field(None, description="Only subgraphs of these networks; None: of all.")
+
+    @property
+    def title(self) -> str:
+        """What its flow run is called."""
+        return f"measure {self.device}"
 
 
 class BootstrapRequest(Request):
@@ -29,10 +41,15 @@ class BootstrapRequest(Request):
 
     device: str = Field(description="Device; this machine is enrolled under that name if it is new.")
     target: str | None = Field(None, description="Target for enrolling, a tag or JSON; None: what this machine is.")
-    min_samples: int | None = Field(None, description="For enrolling: OK samples needed; None: the setting.")
+    min_samples: Count | None = Field(None, description="For enrolling: OK samples needed; None: the setting.")
     sampler: str = Field("select", description="How programs are chosen, an entry of the sampler table.")
     networks: tuple[str, ...] | None = Field(None, description="Only subgraphs of these networks; None: of all.")
     until_flat: bool = Field(False, description="Stop when more samples would not make the model better.")
+
+    @property
+    def title(self) -> str:
+        """What its flow run is called."""
+        return f"bootstrap {self.device}"
 
 
 class TrainRequest(Request):
@@ -45,13 +62,18 @@ class TrainRequest(Request):
     strategy: str | None = Field(None, description="An entry of the strategy table; None: `train_strategy`.")
     model: str = Field("mtl-tlp", description="Kind of model, an entry of the kind table.")
 
+    @property
+    def title(self) -> str:
+        """What its flow run is called."""
+        return f"retrain {self.device or 'what is due'}" + (", dry run" if self.dry_run else "")
+
 
 class TuneRequest(Request):
     """Tune a network for a device."""
 
     network: str = Field(description="Network, as added with `tlp network add`.")
     device: str = Field(description="Device to tune for.")
-    trials: int | None = Field(
+    trials: Count | None = Field(
         None, description="Programs to measure; None: `tune_trials`, or what is left of the run that is resumed."
     )
     model: str = Field("champion", description="champion, a version number, xgb (TVM's), or random.")
@@ -60,10 +82,20 @@ class TuneRequest(Request):
     frozen: bool = Field(False, description="Do not let the device's head learn from this run's measurements.")
     until_flat: bool = Field(False, description="End early when the network gets no faster.")
 
+    @property
+    def title(self) -> str:
+        """What its flow run is called."""
+        return f"tune {self.network} on {self.device}"
+
 
 class NightRequest(Request):
     """Tune every network on every device that is due."""
 
     device: str | None = Field(None, description="Only this device; None: all.")
-    trials: int | None = Field(None, description="Programs in all; None: `tune_night_trials`.")
+    trials: Count | None = Field(None, description="Programs in all; None: `tune_night_trials`.")
     dry_run: bool = Field(False, description="Only say what is due, and why.")
+
+    @property
+    def title(self) -> str:
+        """What its flow run is called."""
+        return "tuning night" + (f" of {self.device}" if self.device else "") + (", dry run" if self.dry_run else "")

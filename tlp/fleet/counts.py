@@ -7,11 +7,10 @@ from typing import Final
 
 from storage import Device, Network
 from tlp.core.errors import InvalidInputError
+from tlp.core.requests import MAX_PROGRAMS
 
 DATASET: Final = "dataset"
 """Endpoint kind of a platform of an imported data set; `tlp.measure.endpoint` has all kinds."""
-MAX_PROGRAMS: Final = 10**9
-"""A device that measures 30 programs a second needs a year for these; beyond lies what the store cannot count."""
 
 
 def validate_count(what: str, value: int, *, next_command: str) -> int:

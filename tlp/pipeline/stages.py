@@ -10,10 +10,9 @@ from storage import MeasurementStore, RunKind
 from tlp.core.errors import AllFailedError, InvalidInputError, UserError
 from tlp.core.fleet import Fleet
 from tlp.core.progress import say, track
-from tlp.core.requests import TuneRequest
+from tlp.core.requests import BootstrapRequest, MeasureRequest, TuneRequest
 from tlp.exchange import landing
 from tlp.fleet import runs
-from tlp.fleet.counts import validate_count
 from tlp.measure import quarantine
 from tlp.measure.endpoint import open_runner, require_measurable
 from tlp.pipeline.train import retrain
@@ -35,24 +34,10 @@ __all__ = [
 ]
 
 
-def measure(
-    fleet: Fleet,
-    device_name: str,
-    *,
-    samples: int,
-    sampler: str = "random",
-    networks: Sequence[str] | None = None,
-    kind: RunKind = RunKind.MEASURE,
-) -> dict[str, Any]:
-    """Measure new programs on a device until `samples` more are OK, under its lock and as a run of its own.
+def measure(fleet: Fleet, request: MeasureRequest, *, kind: RunKind = RunKind.MEASURE) -> dict[str, Any]:
+    """Measure new programs on a device until `request.samples` more are OK, under its lock and as a run of its own.
 
     Args:
-        store: the store.
-        settings: limits, batch size, seed.
-        device_name: device to measure on.
-        samples: OK samples to add.
-        sampler: how programs are chosen, one of `SAMPLERS`.
-        networks: measure the subgraphs of these; None: of every network.
         kind: what the run is called.
 
     Returns:
@@ -63,19 +48,19 @@ def measure(
         UserError: the device cannot be measured (retired, quarantined, a data set).
         BusyError: another run measures it.
         AllFailedError: every program of a batch failed.
-        InvalidInputError: unknown sampler, or `samples` is no count.
+        InvalidInputError: unknown sampler.
     """
     from tlp.measure import session
 
-    validate_count("samples", samples, next_command=f"tlp measure {device_name} --samples 100")
-    entry = require_sampler(sampler, f"tlp measure {device_name} --samples {samples} --sampler random")
+    device_name, samples = request.device, request.samples
+    entry = require_sampler(request.sampler, f"tlp measure {device_name} --samples {samples} --sampler random")
     quarantine.require_in_work(fleet, device_name)
     device = fleet.store.get_device(device_name)
     require_measurable(device)
-    workloads = _workloads_of(fleet.store, networks)
+    workloads = _workloads_of(fleet.store, request.networks)
     with runs.device_lock(fleet.settings, device_name):
         before = fleet.store.device_counts()[device_name].samples_ok
-        params = {"samples": samples, "sampler": sampler, "networks": networks, "ok_before": before}
+        params = request.model_dump(include={"samples", "sampler", "networks"}) | {"ok_before": before}
         with (
             runs.open_run(fleet.store, kind, device=device_name, params=params) as run,
             open_runner(device, fleet.settings) as runner,
@@ -118,24 +103,11 @@ def _workloads_of(store: MeasurementStore, networks: Sequence[str] | None) -> li
     return list(dict.fromkeys(ids))
 
 
-def fill_quota(
-    fleet: Fleet,
-    device_name: str,
-    *,
-    sampler: str = DEFAULT_SAMPLER,
-    networks: Sequence[str] | None = None,
-    until_flat: bool = False,
-) -> dict[str, Any]:
-    """Measure what the device lacks of its `min_samples`; nothing if it has them. See `measure`.
+def fill_quota(fleet: Fleet, request: BootstrapRequest) -> dict[str, Any]:
+    """Measure what the device lacks of its `min_samples`; nothing if it has them.
 
-    Args:
-        store: the store.
-        settings: limits, batch size, seed.
-        device_name: device to measure on.
-        sampler: how programs are chosen.
-        networks: measure the subgraphs of these; None: of every network.
-        until_flat: measure in doublings and stop before `min_samples` once more samples would not make the model
-            better (`tlp.training.saturation`); each answer is a run of its own, which `decide` reads.
+    With `until_flat` it is measured in doublings, and no more once more samples would not make the model better
+    (`tlp.training.saturation`); each answer is a run of its own, which `decide` reads.
 
     Returns:
         `device, samples_ok, min_samples` and `ok, failed, seconds` of this call; `enough`, the reason for stopping
@@ -145,7 +117,9 @@ def fill_quota(
         AllFailedError: the quota cannot be reached (most programs fail, or the design spaces have no more).
         InvalidInputError: `until_flat`, with too few workloads outside the held-out networks to judge by.
         BusyError: samples of the device wait in the landing folder and cannot be taken in now.
+        Whatever `measure` raises.
     """
+    device_name, networks = request.device, request.networks
     device = fleet.store.get_device(device_name)
     landing.require_taken_in(fleet, device_name)  # else what waits is measured once more
     have = fleet.store.device_counts()[device_name].samples_ok
@@ -160,7 +134,7 @@ def fill_quota(
     }
     while (have := report["samples_ok"]) < device.min_samples:
         goal = device.min_samples
-        if until_flat:
+        if request.until_flat:
             wanted = _first_question(fleet.store, device_name, networks)
             if have >= wanted:
                 verdict = _judge(fleet, device_name)
@@ -169,9 +143,8 @@ def fill_quota(
                     break
                 wanted = _next_question(have, verdict)
             goal = min(wanted, goal)
-        part = measure(
-            fleet, device_name, samples=goal - have, sampler=sampler, networks=networks, kind=RunKind.BOOTSTRAP
-        )
+        lacking = MeasureRequest(device=device_name, samples=goal - have, sampler=request.sampler, networks=networks)
+        part = measure(fleet, lacking, kind=RunKind.BOOTSTRAP)
         if part["samples_ok"] < goal:
             landing.require_taken_in(fleet, device_name)
             part["samples_ok"] = fleet.store.device_counts()[device_name].samples_ok
@@ -279,31 +252,8 @@ def has_unfinished_tuning(store: MeasurementStore, network: str, device: str) ->
     return True
 
 
-def tune(
-    fleet: Fleet,
-    *,
-    network: str,
-    device: str,
-    trials: int | None = None,
-    model: str = "champion",
-    search: str = "evolutionary",
-    resume: bool = False,
-    frozen: bool = False,
-    until_flat: bool = False,
-) -> dict[str, Any]:
+def tune(fleet: Fleet, request: TuneRequest) -> dict[str, Any]:
     """Tune a network for a device; see `tlp.search.tuning.tune`, which takes the lock and opens the run.
-
-    Args:
-        store: the store.
-        settings: search and measuring.
-        network: network.
-        device: device.
-        trials: programs to measure; None: `tune_trials`, or what is left of the run that is resumed.
-        model: `champion`, a version number, `xgb` or `random`; a resumed run keeps its own.
-        search: how programs are looked for; a resumed run keeps its own.
-        resume: go on with the last run, which was interrupted; its parameters hold.
-        frozen: do not let the device's head learn from this run's measurements.
-        until_flat: end the run early when the network gets no faster.
 
     Returns:
         What `tlp tune --json` prints.
@@ -311,20 +261,7 @@ def tune(
     from tlp.report.tuning import follow
     from tlp.search import tuning
 
-    if trials is not None:
-        validate_count("trials", trials, next_command=f"tlp tune {network} --device {device} --trials 640")
-    request = TuneRequest(
-        network=network,
-        device=device,
-        trials=trials,
-        model=model,
-        search=search,
-        resume=resume,
-        frozen=frozen,
-        until_flat=until_flat,
-    )
-    quarantine.require_in_work(fleet, device)
-    with follow(
-        f"tune {network}", trials or fleet.settings.tune_trials, every=fleet.settings.tune_batch
-    ) as on_progress:
+    quarantine.require_in_work(fleet, request.device)
+    total = request.trials or fleet.settings.tune_trials
+    with follow(f"tune {request.network}", total, every=fleet.settings.tune_batch) as on_progress:
         return tuning.tune(fleet, request, on_progress=on_progress).to_json()

@@ -18,6 +18,7 @@ from storage.testing import Scene, example_device
 from tests.fleets import fleet_of
 from tests.tlp import small_fleet
 from tlp.core.errors import BusyError
+from tlp.core.requests import BootstrapRequest
 from tlp.core.settings import Settings
 from tlp.exchange import landing
 from tlp.fleet import runs
@@ -130,14 +131,14 @@ def test_what_was_measured_before_a_failure_is_in(store: DuckDBStore, through_la
 def test_the_next_start_takes_in_what_a_killed_process_left(
     through_landing: Settings, store: DuckDBStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flows import _run
+    from flows import _prefect
 
     scene = Scene(store, "cpu0", 7)
     batch = scene.batch([scene.ok("left", 0)], [0])
     landing.Sink(store, through_landing).put(batch)
     assert store.watermark() == 0
-    monkeypatch.setattr(_run, "get_settings", lambda: through_landing)
-    _run.begin()
+    monkeypatch.setattr(_prefect, "get_settings", lambda: through_landing)
+    _prefect.begin()
     assert store.samples()["measurement_id"].to_list() == ["left"]
 
 
@@ -175,15 +176,15 @@ def test_what_waits_and_what_was_set_aside_is_said(tmp_path: Any, monkeypatch: p
 def test_a_landing_folder_at_fault_stops_no_flow_but_is_said(
     through_landing: Settings, store: DuckDBStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from flows import _run
+    from flows import _prefect
     from tlp.cli import run
     from tlp.core.settings import get_settings
 
     folder = through_landing.landing_dir
     (folder / ".lock").mkdir(parents=True)  # nobody can lock it
     (folder / "x.parquet").mkdir()
-    monkeypatch.setattr(_run, "get_settings", lambda: through_landing)
-    _run.begin()
+    monkeypatch.setattr(_prefect, "get_settings", lambda: through_landing)
+    _prefect.begin()
     assert "batches may wait in" in capsys.readouterr().err
     monkeypatch.setenv("TLP_HOME", str(through_landing.home))
     get_settings.cache_clear()
@@ -215,8 +216,8 @@ def test_bootstrap_says_what_waits_and_measures_nothing_twice(
     with filelock.FileLock(settings.landing_dir / ".lock"):
         for _ in range(2):  # the second time it measures nothing
             with pytest.raises(BusyError, match=f"{quota} samples of device 'cpu0' wait .* another process is taking"):
-                pipeline.fill_quota(fleet_of(settings, store), "cpu0")
+                pipeline.fill_quota(fleet_of(settings, store), BootstrapRequest(device="cpu0"))
         assert "another process is taking files in" in capsys.readouterr().err, "the session's end says it, too"
     assert (calls, store.watermark()) == ([quota], 0)
-    assert pipeline.fill_quota(fleet_of(settings, store), "cpu0")["samples_ok"] == quota
+    assert pipeline.fill_quota(fleet_of(settings, store), BootstrapRequest(device="cpu0"))["samples_ok"] == quota
     assert calls == [quota]

@@ -14,6 +14,7 @@ from tests.conftest import ServedRegistry
 from tests.fleets import fleet_of
 from tlp.core.errors import NotFoundError
 from tlp.core.registry import Submission
+from tlp.core.requests import TuneRequest
 from tlp.core.settings import Settings
 from tlp.felix.checkpoint import FelixCheckpoint
 from tlp.felix.config import FEATURE_VERSION, KIND, FelixConfig
@@ -45,7 +46,9 @@ def test_the_champion_of_felix_is_what_is_descended_through(
     registry = Registry(settings, store)
 
     def tune(search: str, model: str = "random") -> dict[str, object]:
-        return pipeline.tune(fleet_of(settings, store), network="net", device="c", trials=6, model=model, search=search)
+        return pipeline.tune(
+            fleet_of(settings, store), TuneRequest(network="net", device="c", trials=6, model=model, search=search)
+        )
 
     with pytest.raises(NotFoundError, match="needs Felix's cost model") as missing:
         tune("felix")

@@ -16,6 +16,7 @@ from storage import DeviceState, MeasurementStore, Network, NetworkTask, RunKind
 from storage.testing import example_device
 from tests.fleets import fleet_of
 from tlp.core.errors import AllFailedError, DeviceLostError, StoreError, UserError
+from tlp.core.requests import MeasureRequest
 from tlp.core.settings import Settings
 from tlp.fleet import runs
 from tlp.measure import quarantine
@@ -116,16 +117,16 @@ def test_a_run_is_refused_until_the_probe_is_due_and_starts_when_it_went_well(st
     monkeypatch.setattr("tlp.pipeline.stages.open_runner", lambda device, settings: FakeRunner())
     quarantined(store, 0)
     with pytest.raises(UserError, match=r"is quarantined since .* the next probe is due in \d+ s") as caught:
-        pipeline.measure(fleet_of(limits, store), "board", samples=2)
+        pipeline.measure(fleet_of(limits, store), MeasureRequest(device="board", samples=2))
     assert caught.value.next_command == "tlp device resume board"
     assert len(store.device_events("board")) == 3  # not probed before its time
 
     due = limits.model_copy(update={"probe_first_s": 1e-6})
     with pytest.raises(UserError, match="probe 1 failed"):
-        pipeline.measure(fleet_of(due, store), "board", samples=2)
+        pipeline.measure(fleet_of(due, store), MeasureRequest(device="board", samples=2))
     gone = False
     due = limits.model_copy(update={"probe_first_s": 1e-6})
-    assert pipeline.measure(fleet_of(due, store), "board", samples=2)["ok"] == 2
+    assert pipeline.measure(fleet_of(due, store), MeasureRequest(device="board", samples=2))["ok"] == 2
     assert store.get_device("board").state is DeviceState.ENROLLED
 
 

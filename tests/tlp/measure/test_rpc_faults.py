@@ -26,6 +26,7 @@ from tests.boards import Boards
 from tests.fleets import fleet_of
 from tests.runners import Ending, tiny_program
 from tlp.core.errors import DeviceLostError
+from tlp.core.requests import MeasureRequest
 from tlp.core.settings import Settings
 from tlp.measure import MeasureInput, MeasureOutcome
 from tlp.measure.pool import Limits
@@ -242,7 +243,7 @@ def test_a_device_that_stays_away_is_quarantined_and_comes_back_within_the_run(o
         own.start_board("life", wait=False)
 
     in_thread(away_for_a_while)()
-    report = pipeline.measure(fleet_of(settings, store), "pi", samples=8)
+    report = pipeline.measure(fleet_of(settings, store), MeasureRequest(device="pi", samples=8))
     rows = store.measurements(device="pi")
     assert report["ok"] == 8 == rows.filter(rows["state"] == "OK").height
     assert rows["program_id"].n_unique() == rows.height

@@ -11,6 +11,8 @@ from tests.fleets import fleet_of
 from tests.tlp import small_fleet
 from tests.tlp.small_fleet import HELD, TRAINED, candidates, measured, workload
 from tlp.core.errors import InvalidInputError
+from tlp.core.fleet import Fleet
+from tlp.core.requests import BootstrapRequest, MeasureRequest
 from tlp.core.settings import Settings
 from tlp.pipeline import stages as pipeline
 from tlp.training import saturation
@@ -37,7 +39,8 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     shops = [candidates(workload(name), 60) for name in (*TRAINED, *HELD)]
     queue = [shop[i] for i in range(60) for shop in shops if i < len(shop)]
 
-    def measure(store: MeasurementStore, settings: Settings, device: str, *, samples: int, **_: Any) -> dict[str, Any]:
+    def measure(fleet: Fleet, request: MeasureRequest, **_: Any) -> dict[str, Any]:
+        store, device, samples = fleet.store, request.device, request.samples
         asked.append(samples)
         run = store.start_run(RunKind.BOOTSTRAP, device=device, params={}, owner={})
         made = [queue.pop(0) for _ in range(samples)]
@@ -55,7 +58,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def fill(store: MeasurementStore, settings: Settings, **more: Any) -> dict[str, Any]:
-    return pipeline.fill_quota(fleet_of(settings, store), DEVICE, until_flat=True, **more)
+    return pipeline.fill_quota(fleet_of(settings, store), BootstrapRequest(device=DEVICE, until_flat=True, **more))
 
 
 def answers(store: MeasurementStore) -> list[Any]:
@@ -109,7 +112,9 @@ def test_a_killed_one_goes_on_and_does_not_ask_before_it_can_be_answered(
     store: MemoryStore, settings: Settings, rounds: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(saturation, "FLAT", 1.0)
-    pipeline.measure(fleet_of(settings, store), DEVICE, samples=10)  # as if it had been killed then
+    pipeline.measure(
+        fleet_of(settings, store), MeasureRequest(device=DEVICE, samples=10)
+    )  # as if it had been killed then
     fill(store, settings)
     assert rounds == [10, 22]
     assert len(answers(store)) == 1

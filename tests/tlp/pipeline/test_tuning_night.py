@@ -11,6 +11,7 @@ from tests.fleets import fleet_of
 from tests.tlp.pipeline import night_fleet
 from tlp.core import processes as _process
 from tlp.core.registry import Submission
+from tlp.core.requests import NightRequest
 from tlp.core.settings import Settings
 from tlp.pipeline.night import Decided, Night, Pair, decide, plan
 from tlp.registry import Registry, VersionFacts
@@ -261,7 +262,7 @@ def test_the_dry_run_has_the_arithmetic_and_leaves_nothing(
     from tlp.report import night as pages
 
     ran(trials=5)
-    report = Night(fleet_of(night_settings, night_store), trials=20).decide(dry_run=True)
+    report = Night(fleet_of(night_settings, night_store), NightRequest(trials=20, dry_run=True)).decide()
     assert [(p["network"], p["need"], p["share"]) for p in report["pairs"]] == [("one", 16, 10), ("two", 11, 10)]
     assert report["reason"].startswith("would tune: one on cpu: never tuned")
     console = Console(width=160, record=True)

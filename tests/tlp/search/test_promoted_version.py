@@ -12,6 +12,7 @@ from storage import Device, DeviceState, MemoryStore
 from tests.conftest import ServedRegistry
 from tests.fleets import fleet_of
 from tlp.core.registry import Submission
+from tlp.core.requests import TuneRequest
 from tlp.core.settings import Settings
 from tlp.language.vocabulary import Vocabulary
 from tlp.model.checkpoint import Checkpoint, Manifest
@@ -39,7 +40,7 @@ def test_the_next_run_uses_what_a_person_went_back_to(
         registry.promote(FAMILY, registry.register(Submission(folder, FAMILY)), reason="passed the gate")
 
     def version_of_a_run() -> str:
-        report = pipeline.tune(fleet_of(settings, store), network="net", device="c", trials=2)
+        report = pipeline.tune(fleet_of(settings, store), TuneRequest(network="net", device="c", trials=2))
         assert report["degraded"]["events"] == 0, report["degraded"]
         return str(report["model_version"])
 

@@ -13,8 +13,8 @@ from storage import Run, RunKind, RunState
 from tlp.core.errors import BusyError, TlpError
 from tlp.core.fleet import Fleet
 from tlp.core.progress import say
+from tlp.core.requests import NightRequest, TuneRequest
 from tlp.fleet import runs
-from tlp.fleet.counts import validate_count
 from tlp.pipeline import stages as pipeline
 from tlp.pipeline.night import _curve, _log
 from tlp.pipeline.night._due import Decided, Pair, decide, plan
@@ -51,46 +51,38 @@ class Night:
     """A night's decisions, budget and report; see the package.
 
     Args:
-        store: the store.
-        settings: `tune_night_trials`, `tune_night_s`, tuning.
-        device: only this one; None: all.
-        trials: programs in all; None: `tune_night_trials`.
-
-    Raises:
-        InvalidInputError: `trials` is no count.
+        fleet: its settings `tune_night_trials` and `tune_night_s` bound the night.
+        request: which device, how many programs.
     """
 
-    def __init__(self, fleet: Fleet, *, device: str | None = None, trials: int | None = None) -> None:
-        if trials is not None:
-            validate_count("trials", trials, next_command="tlp tune --due --trials 640")
+    def __init__(self, fleet: Fleet, request: NightRequest) -> None:
         self._store = fleet.store
         self._settings = fleet.settings
         self._registry = NightRegistry(fleet.settings, fleet.store)
         self._fleet = replace(fleet, registry=self._registry)
-        self._device = device
+        self._request = request
         self._clock = time.monotonic()
         self._run: runs.OpenRun | None = None
         self._errors: list[Exception] = []
         self._curves: dict[str, list[tuple[int, float]]] = {}
         self._decided = Decided((), {})
         self.at = datetime.now(UTC)
-        self.budget = fleet.settings.tune_night_trials if trials is None else trials
+        self.budget = request.trials or fleet.settings.tune_night_trials
         self.spent_before = self._spent_before()
         self.rows: list[dict[str, Any]] = []
         self.waiting: list[dict[str, str]] = []
 
-    def decide(self, *, dry_run: bool = False) -> dict[str, Any]:
+    def decide(self) -> dict[str, Any]:
         """Which pairs are due, with the programs each would get; see `report` for the keys.
 
-        Args:
-            dry_run: leave quarantined devices alone instead of probing those whose probe is due.
+        A dry run leaves quarantined devices alone instead of probing those whose probe is due.
 
         Raises:
             NotFoundError: no such device.
             RegistryUnavailableError: MLflow does not answer and no champion is known without it.
         """
         self._registry.reconcile()  # a champion that a person moved meanwhile is recorded before it is used
-        self._decided = decide(self._fleet, device=self._device, probe=not dry_run)
+        self._decided = decide(self._fleet, device=self._request.device, probe=not self._request.dry_run)
         return self.report(("would tune: " if self._decided.due else "nothing to do: ") + self._why())
 
     def _why(self) -> str:
@@ -162,14 +154,10 @@ class Night:
         total: int | None = turn.trials
         if pair.resume:  # the interrupted run's own total, unless the night has not that much left
             total = None if turn.trials >= pair.need else pair.spent + turn.trials
-        report = pipeline.tune(
-            self._fleet,
-            network=pair.network,
-            device=pair.device,
-            trials=total,
-            resume=pair.resume,
-            until_flat=True,
+        request = TuneRequest(
+            network=pair.network, device=pair.device, trials=total, resume=pair.resume, until_flat=True
         )
+        report = pipeline.tune(self._fleet, request)
         return self._row(turn, "tuned", report["reason"], report)
 
     def failed(self, turn: Turn, exc: Exception) -> dict[str, Any]:
@@ -236,7 +224,7 @@ class Night:
 
     # -- inside -----------------------------------------------------------------------------------------------
     def _params(self) -> dict[str, Any]:
-        return {"what": WHAT, "budget": self.budget, "spent_before": self.spent_before, "device": self._device}
+        return {"what": WHAT, "budget": self.budget, "spent_before": self.spent_before, "device": self._request.device}
 
     def _wait(self, pair: Pair, reason: str) -> None:
         self.waiting.append({"network": pair.network, "device": pair.device, "reason": reason})

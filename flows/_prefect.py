@@ -1,17 +1,20 @@
-"""Running a flow with or without a Prefect server, the same function body either way."""
+"""What flows and their steps share: they run with or without a Prefect server, the same functions either way."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any, ParamSpec, TypeVar
 
 import httpx
-from prefect import Flow, Task
+from prefect import Flow, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId, FlowRunFilterStartTime
 from prefect.client.schemas.objects import State
@@ -29,14 +32,16 @@ from prefect.states import Completed
 from tlp import services
 from tlp.core.errors import BusyError, ServiceError
 from tlp.core.fleet import Fleet
+from tlp.core.requests import Request
 from tlp.core.settings import Settings, get_settings
 from tlp.exchange import landing
 from tlp.fleet import runs
 from tlp.pipeline.opening import open_fleet
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+P = ParamSpec("P")
+R = TypeVar("R")
+Report = dict[str, Any]
+"""What a flow returns: what the command prints with `--json`."""
 
 LATE_ENOUGH = timedelta(minutes=10)  # of a run that others may have made up for; a person's second click is not late
 _PROBE_TIMEOUT_S = 2.0
@@ -58,21 +63,17 @@ def _answers(url: str) -> bool:
         return False
 
 
-def call(flow: Flow[..., Any], **params: Any) -> Any:
-    """Run a flow and return its result, tracked by Prefect if a server answers, as a plain function otherwise.
-
-    Args:
-        flow: the flow.
-        params: its parameters, plain JSON types.
-    """
+def call(flow: Flow[..., Any], request: Request | None = None) -> Any:
+    """Run a flow and return its report, tracked by Prefect if a server answers, as a plain function otherwise."""
+    arguments = () if request is None else (request,)
     if FlowRunContext.get() is not None:  # inside a tracked flow: a subflow of it
-        return flow(**params)
+        return flow(*arguments)
     settings = get_settings()
     url = api_url(settings)
     if url is None:
-        return flow.fn(**params)
+        return flow.fn(*arguments)
     with tracking(settings, url):
-        return flow(**params)
+        return flow(*arguments)
 
 
 @contextmanager
@@ -111,37 +112,58 @@ def server(settings: Settings, say: Callable[[str], None]) -> Iterator[str | Non
         yield view.prefect_api_url
 
 
-def step(task: Task[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run a stage: as a task of the flow run if there is one, as a plain function otherwise.
+def step(run_name: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a function a step of flows: a task of the flow run if there is one, a plain function otherwise.
 
     (A task called outside a run would start a Prefect server of its own.)
+
+    Args:
+        run_name: what Prefect's page calls the step, with the function's arguments in braces (`{request.device}`);
+            None: the function's name.
     """
-    return task(*args, **kwargs) if FlowRunContext.get() is not None else task.fn(*args, **kwargs)
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        name = function.__name__.replace("_", " ")
+        tracked = task(name=name, task_run_name=run_name or name, cache_policy=NO_CACHE, persist_result=False)(function)
+
+        @functools.wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            return function(*args, **kwargs) if FlowRunContext.get() is None else tracked(*args, **kwargs)
+
+        return run
+
+    return decorate
 
 
-def skipped(report: dict[str, Any], reason: str) -> dict[str, Any] | State[Any]:
+def skipped(report: Report, reason: str) -> Report | State[Any]:
     """A flow's report of having had nothing to do: its run ends as Skipped with the reason, if Prefect tracks it."""
     if FlowRunContext.get() is None:
         return report
     return Completed(name="Skipped", message=reason, data=report)
 
 
-def unless_busy(body: Callable[[], dict[str, Any] | State[Any]]) -> dict[str, Any] | State[Any]:
-    """The body's result; a scheduled run that finds the device or the family at work ends as Skipped, not as failed.
+def unless_busy(body: Callable[P, Report | State[Any]]) -> Callable[P, Report | State[Any]]:
+    """Let a scheduled run that finds the device or the family at work end as Skipped, not as failed.
 
-    So does a run that is late and that another one has made up for: a worker that was off for five nights starts all
-    five, the first does the work. A person's command gets the BusyError itself.
+    A late run whose work another one has done since it was due ends so, too: a worker that was off for five nights
+    starts all five, the first does the work. A person's command gets the BusyError itself.
     """
-    made_up = _made_up_by()
-    if made_up is not None:
-        return Completed(name="Skipped", message=made_up)
-    try:
-        return body()
-    except BusyError as exc:
-        context = FlowRunContext.get()
-        if context is None or context.flow_run is None or context.flow_run.deployment_id is None:
-            raise
-        return Completed(name="Skipped", message=exc.message)
+
+    @functools.wraps(body)
+    def run(*args: P.args, **kwargs: P.kwargs) -> Report | State[Any]:
+        made_up = _made_up_by()
+        if made_up is not None:
+            return Completed(name="Skipped", message=made_up)
+        try:
+            return body(*args, **kwargs)
+        except BusyError as exc:
+            context = FlowRunContext.get()
+            if context is None or context.flow_run is None or context.flow_run.deployment_id is None:
+                raise
+            return Completed(name="Skipped", message=exc.message)
+
+    run.__signature__ = inspect.signature(body, eval_str=True)  # type: ignore[attr-defined]  # Prefect resolves no names
+    return run
 
 
 def _made_up_by() -> str | None:
