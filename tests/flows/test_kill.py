@@ -91,9 +91,8 @@ def test_a_measuring_run_that_is_stopped_goes_on(store, start, number):
 
     have = store.device_counts()["cpu"].samples_ok
     assert have >= acknowledged
-    again = pipeline.fill_quota(
-        fleet_of(get_settings(), store), BootstrapRequest(device="cpu")
-    )  # the quota of 6 is in already
+    # the quota of 6 is in already
+    again = pipeline.fill_quota(fleet_of(get_settings(), store), BootstrapRequest(device="cpu"))
     assert again["ok"] == 0
     more = start("measure", "cpu", "--samples", "2", "--json")
     assert more.wait(timeout=200) == 0

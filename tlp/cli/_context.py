@@ -30,10 +30,7 @@ def ask(kind: type[RequestT], **fields: Any) -> RequestT:
     try:
         return kind(**fields)
     except ValidationError as exc:
-        wrong = [
-            f"--{str(error['loc'][0]).replace('_', '-')} is {error['input']!r}: {error['msg']}"
-            for error in exc.errors()
-        ]
+        wrong = [(str(error["loc"][0]).replace("_", "-"), error["input"], error["msg"]) for error in exc.errors()]
         text = "; ".join(f"--{option} is {value!r}: {reason}" for option, value, reason in wrong)
         raise InvalidInputError(text) from exc
 
