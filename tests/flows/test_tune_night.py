@@ -37,7 +37,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], FakeRunner
     """Tuning runs measure with what the function makes."""
 
     def use(make: Callable[[], FakeRunner]) -> None:
-        monkeypatch.setattr(pipeline, "open_runner", lambda *_args, **_more: make())
+        monkeypatch.setattr("tlp.search.tuning.open_runner", lambda *_args, **_more: make())
 
     return use
 
