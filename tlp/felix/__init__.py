@@ -9,19 +9,38 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tlp.core.fleet import Fleet
 from tlp.felix.config import KIND
+from tlp.language.encoders import METASCHEDULE
 from tlp.model.kinds import Kind, register_kind
 from tlp.search.table import SEARCHES, SearchEntry
+from tlp.training.kinds import TrainedKind, register_trained_kind
 
 if TYPE_CHECKING:
     from tlp.felix.checkpoint import FelixCheckpoint
+    from tlp.felix.scorer import FelixScorer
+    from tlp.model.checkpoint import Model
     from tlp.search.opening import Search, Tuning
+    from tlp.training.data.dataset import Dataset
+    from tlp.training.learn.trainer import OnEpoch
 
 
 def _load(directory: Path) -> FelixCheckpoint:
     from tlp.felix.checkpoint import FelixCheckpoint  # imports torch
 
     return FelixCheckpoint.load(directory)
+
+
+def _train(fleet: Fleet, dataset: Dataset, on_epoch: OnEpoch | None) -> Model:
+    from tlp.felix.training import train  # imports torch
+
+    return train(fleet, dataset, on_epoch)
+
+
+def _scorer(fleet: Fleet, model: Model) -> FelixScorer:
+    from tlp.felix.scorer import scorer  # imports torch
+
+    return scorer(fleet, model)
 
 
 register_kind(
@@ -54,3 +73,4 @@ def _lines(report: Mapping[str, Any]) -> list[str]:
 
 SEARCHES["felix"] = SearchEntry("by gradient through formulas", _search, _lines)
 SEARCHES["mixed"] = SearchEntry("by gradient, then evolution", _search, _lines)
+register_trained_kind(TrainedKind(KIND, (METASCHEDULE,), _scorer, _train))

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from storage import Device, MeasurementStore, Sketch
+from tlp.core.fleet import Fleet
 from tlp.felix.checkpoint import FelixCheckpoint
 from tlp.felix.stores import StoreReader
+from tlp.model.checkpoint import Model
 from tlp.model.nearest import nearest_head
 from tlp.training.judge.evaluate import Scorer
 
@@ -116,3 +118,9 @@ class FelixScorer(Scorer):
             scores[known] = model.score_features(stores.take(known).padded()[0])
             scores[~stores.known] = scores[known].min() - 1.0
         return scores
+
+
+def scorer(fleet: Fleet, model: Model) -> FelixScorer:
+    """Ranks programs by a loaded version, with features from the fleet's cache."""
+    assert isinstance(model, FelixCheckpoint)
+    return FelixScorer(model, fleet.store, fleet.settings.cache_dir / "per-store")

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tlp.core.errors import InvalidInputError
+from tlp.core.fleet import Fleet
 from tlp.core.progress import say
 from tlp.core.settings import Settings
 from tlp.felix.checkpoint import FelixCheckpoint
@@ -50,6 +51,12 @@ def options_of(settings: Settings) -> TrainOptions:
     """Felix's own options, with the settings' seed and threads, and `EPOCHS` of its short epochs for each of theirs."""
     epochs = EPOCHS * settings.train_epochs
     return replace(FELIX_OPTIONS, epochs=epochs, seed=settings.seed, threads=settings.torch_threads)
+
+
+def train(fleet: Fleet, dataset: Dataset, on_epoch: OnEpoch | None = None) -> FelixCheckpoint:
+    """A model of the data set's devices with the settings' options; what `tlp train --model felix` does."""
+    reader = StoreReader(fleet.store, dataset.devices[0].target, fleet.settings.cache_dir / "per-store")
+    return train_felix(read_stores(dataset, reader), options_of(fleet.settings), on_epoch=on_epoch)
 
 
 FELIX_OPTIONS = TrainOptions(epochs=64, batch_lists=8, learning_rate=2e-3, weight_decay=1e-1)

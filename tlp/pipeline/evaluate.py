@@ -14,6 +14,7 @@ from tlp.core.registry import ModelRegistry
 from tlp.core.settings import Settings
 from tlp.fleet.counts import more_held_out
 from tlp.registry import model_name
+from tlp.training.kinds import TRAINED_KINDS, scorer_of
 
 if TYPE_CHECKING:
     from tlp.core.registry import ResolvedModel
@@ -99,7 +100,9 @@ def evaluate_version(
     results: dict[str, dict[str, PredictorResult]] = {}
     for name, (found, checkpoint) in resolved.items():
         devices = [device for device in measured if model_key(device.family, spoken[device.name]) == name]
-        beside = _promoted_felix(fleet, name, report) if "felix" in baselines else {}
+        beside: dict[str, Scorer] = {}
+        for kind in (kind for kind in baselines if kind in TRAINED_KINDS):
+            beside |= _promoted(fleet, kind, name, report)
         results |= _evaluate_model(fleet, found, checkpoint, devices, baselines, report, beside)
     if not results:
         raise InvalidInputError(
@@ -158,22 +161,20 @@ def _resolve(
     return resolved, {name: exc.message for name, exc in missing.items()}
 
 
-def _promoted_felix(fleet: Fleet, key: str, report: dict[str, Any]) -> dict[str, Scorer]:
-    """The champion of Felix's model beside MTL-TLP's under a key; none, with a note, if there is none to be used."""
-    from tlp.felix import config as felix
+def _promoted(fleet: Fleet, kind: str, key: str, report: dict[str, Any]) -> dict[str, Scorer]:
+    """The champion of another kind of model beside MTL-TLP's under a key; none, with a note, if none can be used."""
     from tlp.registry.champion import find_champion
-    from tlp.training.judge.scorers import scorer_of
 
     try:
-        found = find_champion(fleet.registry, f"{felix.KIND}-{key}")
+        champion = find_champion(fleet.registry, f"{kind}-{key}")
     except ModelFormatError as exc:
-        report["notes"].append(f"{felix.KIND} left out: {exc.message}")
+        report["notes"].append(f"{kind} left out: {exc.message}")
         return {}
-    if found is None:
-        report["notes"].append(f"{felix.KIND} left out, no version is promoted: tlp train --model {felix.KIND}")
+    if champion is None:
+        report["notes"].append(f"{kind} left out, no version is promoted: tlp train --model {kind}")
         return {}
-    report["models"][model_name(f"{felix.KIND}-{key}")] = str(found.version)
-    return {felix.KIND: scorer_of(fleet, found.loaded)}
+    report["models"][model_name(f"{kind}-{key}")] = str(champion.version)
+    return {kind: scorer_of(fleet, champion.loaded)}
 
 
 def _evaluate_model(

@@ -17,10 +17,11 @@ from tlp.core.fleet import Fleet
 from tlp.core.progress import say, track
 from tlp.fleet import runs
 from tlp.measure.endpoint import endpoint_of
+from tlp.registry import model_name
+from tlp.training.kinds import trained_kind
 
 if TYPE_CHECKING:
     from tlp.model.checkpoint import Manifest
-    from tlp.registry import model_name
     from tlp.training.decision import Decision
     from tlp.training.learn.trainer import EpochReport
 
@@ -85,14 +86,13 @@ def retrain(
         RegistryError: the registry is at fault, or the champion cannot be read by this release.
     """
     names = _trainable(fleet.store) if device is None else [fleet.store.get_device(device).name]
-    from tlp.registry import model_name
     from tlp.training import retrain as training
     from tlp.training.learn import incremental
     from tlp.training.learn.strategy import JOINT
 
     wanted = strategy or fleet.settings.train_strategy
     incremental.make_strategy(wanted, device=names[0])  # refused before anything else if there is none
-    training.check_kind(model)
+    trained_kind(model)
     if model != _MTL_TLP and strategy not in (None, JOINT):
         raise InvalidInputError(
             f"{model} is always trained from scratch and has no strategy {strategy!r}",

@@ -8,16 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from storage import Device
-from tlp.core.errors import InvalidInputError, ModelFormatError
+from tlp.core.errors import ModelFormatError
 from tlp.core.faults import reached
 from tlp.core.fleet import Fleet
 from tlp.core.registry import ModelRegistry
-from tlp.felix import config as felix
-from tlp.felix.stores import StoreReader
-from tlp.felix.training import options_of, read_stores, train_felix
-from tlp.language.encoders import METASCHEDULE
 from tlp.model.checkpoint import KIND, Checkpoint, Manifest, Model
-from tlp.model.kinds import KINDS
 from tlp.registry import model_name
 from tlp.registry.champion import find_champion, load_champion
 from tlp.registry.kept import Facts, keep
@@ -33,6 +28,7 @@ from tlp.training.decision import (
 )
 from tlp.training.judge.evaluate import EvaluationReport
 from tlp.training.judge.gate import GateVerdict
+from tlp.training.kinds import trained_kind
 from tlp.training.learn.strategy import JointStrategy, Strategy
 from tlp.training.learn.trainer import OnEpoch, TrainOptions
 from tlp.training.submit import Submitted, mark_serving, patiently, submit, submit_kept
@@ -42,7 +38,6 @@ __all__ = [
     "Decision",
     "ModelRegistry",
     "RetrainResult",
-    "check_kind",
     "choose_devices",
     "decide",
     "load_champion",
@@ -139,12 +134,8 @@ def run_retrain(
     started = time.monotonic()
     row = fleet.store.get_device(device)
     language = training_language(fleet.store, device)
-    check_kind(kind)
-    if kind == felix.KIND and language != METASCHEDULE:
-        raise InvalidInputError(
-            f"{device} has samples of {language} only, and Felix reads {METASCHEDULE}'s",
-            next_command=f"tlp measure {device} --samples 500",
-        )
+    of_kind = trained_kind(kind)
+    of_kind.require_language(device, language)
     key = model_key(row.family, language, kind)
     finished = submit_kept(fleet, key)
     try:
@@ -173,7 +164,9 @@ def run_retrain(
     parent = None if fresh or champion is None else (str(champion.version), champion.loaded)
     dataset = _dataset(fleet, row, parent, manifest, language, MAX_AUXILIARIES if kind == KIND else None)
     candidate: Model
-    if kind == KIND:
+    if of_kind.train is not None:
+        candidate = of_kind.train(fleet, dataset, on_progress)
+    else:
         candidate = (strategy or JointStrategy()).train(
             dataset,
             TrainOptions.from_settings(fleet.settings),
@@ -181,9 +174,6 @@ def run_retrain(
             parent_version=parent[0] if parent else None,
             on_epoch=on_progress,
         )
-    else:
-        reader = StoreReader(fleet.store, row.target, fleet.settings.cache_dir / "per-store")
-        candidate = train_felix(read_stores(dataset, reader), options_of(fleet.settings), on_epoch=on_progress)
     reached("trained")
     facts = Facts(
         key=key,
@@ -199,14 +189,6 @@ def run_retrain(
     kept = keep(fleet.settings, candidate, facts)
     reached("kept")
     return _result(submit(fleet, kept, candidate), started)
-
-
-def check_kind(kind: str) -> None:
-    """Raises InvalidInputError: there is no such model."""
-    if kind not in KINDS:
-        raise InvalidInputError(
-            f"model {kind!r} is not known, there is {', '.join(KINDS)}", next_command="tlp train --model felix"
-        )
 
 
 def _result(done: Submitted, started: float) -> RetrainResult:

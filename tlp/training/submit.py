@@ -40,8 +40,8 @@ from tlp.training.data.holdout import Holdout
 from tlp.training.judge import gate_page, plots
 from tlp.training.judge.evaluate import EvaluationReport, evaluate
 from tlp.training.judge.gate import CHAMPION, GateVerdict, judge
-from tlp.training.judge.scorers import scorer_of
 from tlp.training.judge.screen import ScreenedScorer
+from tlp.training.kinds import scorer_of
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -1,0 +1,83 @@
+"""What training and scoring a kind of model take: a table that the packages fill.
+
+MTL-TLP's entry is here, Felix registers its own (`tlp.felix`). Imports no torch: the entries do when they are called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from tlp.core.errors import InvalidInputError
+from tlp.core.fleet import Fleet
+from tlp.language.encoders import LANGUAGES
+from tlp.model.kinds import MTL_TLP
+
+if TYPE_CHECKING:
+    from tlp.model.checkpoint import Model
+    from tlp.training.data.dataset import Dataset
+    from tlp.training.judge.evaluate import Scorer
+    from tlp.training.learn.trainer import OnEpoch
+
+
+@dataclass(frozen=True)
+class TrainedKind:
+    """A kind of model, as training and evaluation see it.
+
+    Attributes:
+        name: `kind` of its manifests.
+        languages: schedule languages whose programs it reads.
+        scorer: ranks programs by a loaded model. Takes the fleet and the model.
+        train: trains from scratch on all devices of a data set. None: strategies do (`tlp.training.learn`).
+    """
+
+    name: str
+    languages: tuple[str, ...]
+    scorer: Callable[[Fleet, Model], Scorer]
+    train: Callable[[Fleet, Dataset, OnEpoch | None], Model] | None = None
+
+    @property
+    def has_strategies(self) -> bool:
+        """Whether new data enters a parent by a strategy; else every training is from scratch."""
+        return self.train is None
+
+    def require_language(self, device: str, language: str) -> None:
+        """Raise InvalidInputError unless it reads programs of that language."""
+        if language not in self.languages:
+            raise InvalidInputError(
+                f"{device} has samples of {language} only, {self.name} reads {', '.join(self.languages)}",
+                next_command=f"tlp measure {device} --samples 500",
+            )
+
+
+TRAINED_KINDS: Final[dict[str, TrainedKind]] = {}
+
+
+def register_trained_kind(kind: TrainedKind) -> None:
+    """Add a kind to the table; the same name again replaces it."""
+    TRAINED_KINDS[kind.name] = kind
+
+
+def trained_kind(name: str) -> TrainedKind:
+    """The entry of a kind. Raises InvalidInputError: there is none."""
+    if name not in TRAINED_KINDS:
+        raise InvalidInputError(
+            f"model {name!r} is not known, there is {', '.join(TRAINED_KINDS)}", next_command="tlp train --help"
+        )
+    return TRAINED_KINDS[name]
+
+
+def scorer_of(fleet: Fleet, model: Model) -> Scorer:
+    """Ranks programs by a loaded model of any kind, with the settings' threads and torch device."""
+    return trained_kind(model.manifest.kind).scorer(fleet, model)
+
+
+def _mtl_tlp_scorer(fleet: Fleet, model: Model) -> Scorer:
+    from tlp.training.judge.evaluate import CheckpointScorer  # its predictor imports torch
+
+    settings = fleet.settings
+    return CheckpointScorer(model, threads=settings.torch_threads, torch_device=settings.torch_device)
+
+
+register_trained_kind(TrainedKind(MTL_TLP, LANGUAGES, _mtl_tlp_scorer))
