@@ -3,10 +3,9 @@
     python bench/scale.py [--samples 500000] [--new 20000] [--epoch-part 0.05] [--folder DIR] [--json]
 
 The store is grown from the starter data by drawing decisions anew (`bench.growth_law`) and kept in a DuckDB file.
-Every step runs in a process of its own, so that its peak memory is its own: data set from the store without a cache
-(the peer of the same run), with a cache that is not there yet, with a cache that is, after `--new` more samples on
-each device, and a training epoch. The epoch is run on a part of each workload's programs and its time extrapolated:
-programs are dealt into lists of the same length either way.
+Every step runs in a process of its own, so that its peak memory is its own: the data set from the store, the same
+after `--new` more samples on each device, and a training epoch. The epoch is run on a part of each workload's programs
+and its time extrapolated: programs are dealt into lists of the same length either way.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ import tlp
 from storage import DuckDBStore, import_parquet
 
 DEVICES = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
-LIMITS = {"peak_gib": 6.0, "cache_s": 180.0}
+LIMITS = {"peak_gib": 6.0, "build_s": 180.0}
 _HERE = Path(__file__).resolve()
 
 
@@ -50,18 +49,12 @@ def grow(folder: Path, count: int, seed: int) -> dict[str, Any]:
     return {"programs": made, "s": time.perf_counter() - began, "samples": store.watermark()}
 
 
-def build(folder: Path, *, cached: bool) -> dict[str, Any]:
+def build(folder: Path) -> dict[str, Any]:
     from tlp.training.data.dataset import build_dataset
 
     began = time.perf_counter()
-    made = build_dataset(open_store(folder), DEVICES, cache_dir=folder / "features" if cached else None)
-    return {
-        "s": time.perf_counter() - began,
-        "samples_read": made.touched.samples,
-        "programs_encoded": made.touched.programs,
-        "programs": len(made.decisions),
-        "groups": len(made.groups),
-    }
+    made = build_dataset(open_store(folder), DEVICES)
+    return {"s": time.perf_counter() - began, "programs": len(made.decisions), "groups": len(made.groups)}
 
 
 def epoch(folder: Path, part: float) -> dict[str, Any]:
@@ -69,7 +62,7 @@ def epoch(folder: Path, part: float) -> dict[str, Any]:
     from tlp.training.learn.strategy import new_network
     from tlp.training.learn.trainer import TrainOptions, fit
 
-    made = build_dataset(open_store(folder), DEVICES, cache_dir=folder / "features")
+    made = build_dataset(open_store(folder), DEVICES)
     sizes = np.ceil((made.groups[:, 1] - made.groups[:, 0]) * part).astype(np.int64)
     short = replace(made, groups=np.stack([made.groups[:, 0], made.groups[:, 0] + sizes], axis=1))
     began, cpu = time.perf_counter(), time.process_time()
@@ -102,12 +95,9 @@ STEPS: dict[str, Callable[..., dict[str, Any]]] = {"grow": grow, "build": build,
 def bench(folder: Path, samples: int, new: int, part: float) -> dict[str, Any]:
     report: dict[str, Any] = {"grow": in_child("grow", folder, count=samples, seed=1)}
     report["store_bytes"] = (folder / "store.duckdb").stat().st_size
-    report["plain_build"] = in_child("build", folder, cached=False)
-    report["cache_build"] = in_child("build", folder, cached=True)
-    report["cached_build"] = in_child("build", folder, cached=True)
+    report["build"] = in_child("build", folder)
     in_child("grow", folder, count=new, seed=2)
-    report["added_build"] = in_child("build", folder, cached=True)
-    report["cache_bytes"] = sum(path.stat().st_size for path in (folder / "features").rglob("*") if path.is_file())
+    report["build_with_new"] = in_child("build", folder)
     report["epoch"] = in_child("epoch", folder, part=part)
     steps = [value for value in report.values() if isinstance(value, dict)]
     report["peak_gib"] = max(step["peak_gib"] for step in steps)
@@ -125,10 +115,9 @@ def table(report: dict[str, Any]) -> str:
                 if key not in ("s", "peak_gib")
             )
             lines.append(f"{name:14} {step['s']:9.1f} {step['peak_gib']:9.2f}  {facts}")
-    lines.append(f"store {report['store_bytes'] / 1e6:,.0f} MB, cache {report['cache_bytes'] / 1e6:,.0f} MB")
     lines.append(
-        f"peak {report['peak_gib']:.2f} GiB (limit {LIMITS['peak_gib']:g}), cache built in "
-        f"{report['cache_build']['s']:.0f} s (limit {LIMITS['cache_s']:g})"
+        f"store {report['store_bytes'] / 1e6:,.0f} MB; peak {report['peak_gib']:.2f} GiB "
+        f"(limit {LIMITS['peak_gib']:g}), data set built in {report['build']['s']:.0f} s (limit {LIMITS['build_s']:g})"
     )
     return "\n".join(lines)
 
@@ -138,7 +127,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=500_000, help="per device")
     parser.add_argument("--new", type=int, default=20_000, help="programs added, measured on each device")
     parser.add_argument("--epoch-part", type=float, default=0.05, help="part of an epoch that is run")
-    parser.add_argument("--folder", type=Path, help="where the store and the cache go; default: a temporary folder")
+    parser.add_argument("--folder", type=Path, help="where the store goes; default: a temporary folder")
     parser.add_argument("--json", action="store_true", help="one JSON object and nothing else")
     parser.add_argument("--step", choices=sorted(STEPS), help=argparse.SUPPRESS)
     parser.add_argument("--options", default="{}", help=argparse.SUPPRESS)

@@ -77,7 +77,7 @@ class Clock:
 
 def load(folder: Path | None) -> Dataset:
     if folder is not None:
-        return build_dataset(DuckDBStore(folder / "store.duckdb"), DEVICES, cache_dir=folder / "features")
+        return build_dataset(DuckDBStore(folder / "store.duckdb"), DEVICES)
     store = MemoryStore()
     import_parquet(store, Path(tlp.__file__).parent / "data" / "starter")
     return build_dataset(store, DEVICES)

@@ -127,10 +127,6 @@ class AnsorEncoder(Encoder):
         fields = [field for step in parse_sketch(sketch.instructions_json)[0] for field in step[1:]]
         return set(), {field for field in fields if isinstance(field, str) and field != UNROLL}
 
-    def unresolved_names(self) -> list[str]:
-        """As `Encoder`: unroll numbers without a token of their own all have the same one."""
-        return sorted(word for word in self.vocabulary.words if word.startswith(UNROLL))
-
     def _fill(self, plan: _Plan, decisions: NDArray[Any]) -> FloatArray:
         out = np.empty((len(decisions), self.length * self.width), np.float32)
         out[:] = plan.template

@@ -69,13 +69,6 @@ class Encoder(ABC):
         names = [cls.names_of(sketch) for sketch in sketches]
         return vocabulary.extended({k for kinds, _ in names for k in kinds}, {w for _, words in names for w in words})
 
-    @abstractmethod
-    def unresolved_names(self) -> list[str]:
-        """What an encoder, whose vocabulary holds every name of the sketches, still cannot tell apart.
-
-        Two encoders that agree in this find the same programs equal, whatever numbers they gave to names.
-        """
-
     def encode(self, sketch: Sketch, decisions: npt.ArrayLike) -> FloatArray:
         """Encode programs of one sketch.
 

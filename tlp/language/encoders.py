@@ -81,8 +81,3 @@ def grow_vocabulary(language: str, vocabulary: Vocabulary, sketches: Iterable[Sk
 def has_profile(version: str) -> bool:
     """Whether an encoder version writes the profile of a program, which needs its workload's arithmetic."""
     return encoder_of(version).has_profile(version)
-
-
-def unresolved_names(encoder: Encoder) -> list[str]:
-    """What the encoder cannot tell apart (`Encoder.unresolved_names`)."""
-    return encoder.unresolved_names()

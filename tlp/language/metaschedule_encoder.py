@@ -242,10 +242,6 @@ class MetaScheduleEncoder(Encoder):
         rows = sketch_rows(sketch)
         return {row.kind for row in rows}, {word for row in rows for word in row.words if word}
 
-    def unresolved_names(self) -> list[str]:
-        """As `Encoder`: kinds beyond the one-hot."""
-        return sorted(kind for kind in self.vocabulary.kinds if self.vocabulary.kind_id(kind) >= KIND_SLOTS)
-
     def encode(self, sketch: Sketch, decisions: npt.ArrayLike) -> FloatArray:
         """As `Encoder`; a version with a profile refuses a sketch without the context of its workload."""
         if self.layout.profile_rows and sketch.context is None:

@@ -222,5 +222,4 @@ def _dataset(
         encoder_version=start.encoder_version if start else None,
         length=start.config.length if start else None,
         language=language,
-        cache_dir=fleet.settings.cache_dir / "features",
     )

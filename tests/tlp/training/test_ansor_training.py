@@ -22,7 +22,6 @@ from storage import (
     MemoryStore,
     RunKind,
 )
-from tests.datasets import assert_same_dataset
 from tests.fleets import fleet_of
 from tlp.core.errors import BusyError, InvalidInputError, ModelFormatError, NotFoundError
 from tlp.core.fleet import Fleet
@@ -107,21 +106,6 @@ def test_the_language_is_the_devices(ansor: MemoryStore, logged: Dataset) -> Non
         build_dataset(ansor, ["logged"], language="verse")
     with pytest.raises(ModelFormatError):
         build_dataset(ansor, ["logged"], encoder_version="ansor-99")
-
-
-def test_the_cache_gives_the_same_data_set(ansor: MemoryStore, logged: Dataset, tmp_path: Path) -> None:
-    half = ansor.watermark() // 3
-    build_dataset(ansor, ["logged"], watermark=half, cache_dir=tmp_path)
-    made = build_dataset(ansor, ["logged"], cache_dir=tmp_path)
-    assert_same_dataset(made, logged)
-    assert 0 < made.touched.programs < len(logged.decisions) + logged.duplicates
-    build_dataset(ansor, ["x86-64-v3"], cache_dir=tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["ansor-1-cpu-25x22", made_name(ansor)]
-
-
-def made_name(store: MemoryStore) -> str:
-    encoder = build_dataset(store, ["x86-64-v3"]).encoder
-    return f"{encoder.version}-{encoder.length}x{encoder.width}"
 
 
 @pytest.mark.parametrize("device", ["logged", "gpu"])

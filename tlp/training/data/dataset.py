@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,15 +33,14 @@ from tlp.language.arithmetic import KEY as ARITHMETIC
 from tlp.language.encoder import Encoder
 from tlp.language.encoders import ANSOR, METASCHEDULE
 from tlp.language.vocabulary import Vocabulary
-from tlp.training.data.cache import CacheUnavailableError, FeatureCache
 from tlp.training.data.holdout import Holdout, bucket, choose_holdout
-from tlp.training.data.snapshot import IntArray, Snapshot, Touched, plain_snapshot
 
 FEATURE_CACHE_BYTES = 1 << 30
 VALIDATION = 20  # one training workload in twenty
 MIN_TO_WATCH = 400  # task diversity beats density (TenSet): with fewer workloads all are trained on
 _CHUNK = 4096
-_NOTHING = Touched(0, 0)
+_COLUMNS = ("device", "workload_id", "sketch_id", "program_id", "decisions", "latency_s")
+IntArray = npt.NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,6 @@ class Dataset:
         duplicates: programs dropped because another one has the same rows.
         watermark: of the snapshot.
         holdout: what was left out.
-        touched: what making it cost: rows read from the store, programs encoded to compare them.
         best_latency_s: `(G, H)` the latencies that the labels are relative to, NaN: nothing measured; None: unknown.
     """
 
@@ -82,7 +79,6 @@ class Dataset:
     duplicates: int
     watermark: int
     holdout: Holdout
-    touched: Touched = _NOTHING
     best_latency_s: npt.NDArray[np.float64] | None = None
 
     @property
@@ -144,12 +140,10 @@ def build_dataset(
     encoder_version: str | None = None,
     length: int | None = None,
     language: str | None = None,
-    cache_dir: Path | None = None,
 ) -> Dataset:
     """Training data of some devices at a watermark.
 
-    The same store, watermark and arguments give the same arrays, whatever the order the samples came in, and whether
-    there is a cache or not.
+    The same store, watermark and arguments give the same arrays, whatever the order the samples came in.
 
     Args:
         store: the store.
@@ -160,7 +154,6 @@ def build_dataset(
         encoder_version: None: the current one of the language.
         length: L of the encoder; None: the default.
         language: schedule language; None: the encoder's, else as the module's text says.
-        cache_dir: folder of `tlp.training.data.cache`; None: read and hash everything, write nothing.
 
     Raises:
         NotFoundError: a device or network the store does not have.
@@ -174,37 +167,30 @@ def build_dataset(
     spoken = encoders.language_of(version)
     held = choose_holdout(store, holdout, language=spoken)
     sketches = {s.sketch_id: s for s in store.get_sketches() if s.language == spoken}
-    snapshot = _snapshot(store, devices, mark, sketches, version, length, cache_dir)
-    programs = (
-        snapshot.programs.with_row_index("row")
-        .filter(~pl.col("workload_id").is_in(list(held.workload_ids)))
-        .sort("workload_id", "sketch_id", "program_id")
-    )
-    if programs.height == 0:
+    wanted = pl.col("sketch_id").is_in(list(sketches)) & ~pl.col("workload_id").is_in(list(held.workload_ids))
+    samples, counts = _read_samples(store, devices, mark, wanted)
+    if samples.height == 0:
         raise InvalidInputError(
             f"there is nothing to train on: {', '.join(devices)} have no samples outside the held-out workloads",
             next_command=more_samples(rows[0], 500) if rows else "tlp device list",
         )
+    programs = (
+        samples.group_by("workload_id", "sketch_id", "program_id")
+        .agg(pl.col("decisions").first())
+        .sort("workload_id", "sketch_id", "program_id")
+    )
     used = programs["sketch_id"].unique().sort().to_list()
     kept = tuple(sketches[sketch_id] for sketch_id in used)
     _warn_of_missing_arithmetic(version, kept)
-    sketch_of = programs["sketch_id"].replace_strict(used, range(len(used)), return_dtype=pl.Int64).to_numpy()
     words = encoders.grow_vocabulary(spoken, vocabulary or encoders.new_vocabulary(spoken), kept)
     encoder = encoders.make_encoder(words, version, length=length)
-    order = programs["row"].to_numpy()
-    width = max(sketch.decision_width for sketch in kept)
-    decisions = snapshot.decisions[order, :width].astype(np.int32, copy=False)
+    sketch_of = programs["sketch_id"].replace_strict(used, range(len(used)), return_dtype=pl.Int64).to_numpy()
+    decisions = _padded(programs["decisions"])
     workload = programs["workload_id"].rle_id().to_numpy().astype(np.int64)
-    labels, fastest = _labels(snapshot, order, workload, devices)
-    if snapshot.hashes is not None and snapshot.unresolved == encoders.unresolved_names(encoder):
-        hashes = snapshot.hashes[order]
-    else:
-        hashes = hash_rows(encoder, kept, sketch_of, decisions)
-    first, labels = _merge_equal(hashes, workload, labels)
-    workload = workload[first]
-    starts = np.flatnonzero(np.r_[True, np.diff(workload) != 0])
-    groups = np.stack([starts, np.r_[starts[1:], len(workload)]], axis=1)
-    names = tuple(programs["workload_id"].gather(first[starts]).to_list())
+    labels, fastest = _labels(_latencies(samples, programs, devices), workload)
+    first, labels = _merge_equal(_hash_rows(encoder, kept, sketch_of, decisions), workload, labels)
+    groups = _groups(workload[first])
+    names = tuple(programs["workload_id"].gather(first[groups[:, 0]]).to_list())
     if int((groups[:, 1] - groups[:, 0]).max()) < 2:
         raise InvalidInputError(
             "there is nothing to rank: no workload has two different programs",
@@ -221,13 +207,51 @@ def build_dataset(
         groups=groups,
         workload_ids=names,
         validation=_choose_validation(names),
-        samples=snapshot.samples,
+        samples=counts,
         duplicates=programs.height - len(first),
         watermark=mark,
         holdout=held,
-        touched=snapshot.touched,
         best_latency_s=fastest,
     )
+
+
+def _read_samples(
+    store: MeasurementStore, devices: Sequence[str], watermark: int, wanted: pl.Expr
+) -> tuple[pl.DataFrame, dict[str, int]]:
+    """The wanted samples, and how many OK samples each device has, those that are not wanted included."""
+    counts = dict.fromkeys(devices, 0)
+    parts = [store.samples(devices=list(devices), watermark=0).select(_COLUMNS)]  # its columns, if there are no others
+    for part in store.iter_samples(devices=list(devices), watermark=watermark):
+        for name, count in part.group_by("device").len().iter_rows():
+            counts[name] += count
+        parts.append(part.filter(wanted).select(_COLUMNS))
+    return pl.concat(parts), counts
+
+
+def _latencies(samples: pl.DataFrame, programs: pl.DataFrame, devices: Sequence[str]) -> npt.NDArray[np.float64]:
+    """`(P, H)` median seconds; NaN: not measured there."""
+    medians = samples.group_by("device", "program_id").agg(pl.col("latency_s").median())
+    medians = medians.join(programs.select("program_id").with_row_index("row"), on="program_id")
+    names = list(devices)
+    column = medians["device"].replace_strict(names, range(len(names)), return_dtype=pl.Int64)
+    latency_s = np.full((programs.height, len(names)), np.nan)
+    latency_s[medians["row"].to_numpy(), column.to_numpy()] = medians["latency_s"].to_numpy()
+    return latency_s
+
+
+def _padded(decisions: pl.Series) -> npt.NDArray[np.int32]:
+    """A column of lists as `(P, D)`, D the longest, right-padded with 0."""
+    lengths = decisions.list.len().to_numpy().astype(np.int64)
+    width = int(lengths.max()) if len(lengths) else 0
+    out = np.zeros((len(lengths), width), np.int32)
+    out[np.arange(width) < lengths[:, None]] = decisions.explode().drop_nulls().to_numpy()
+    return out
+
+
+def _groups(workload: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """`(G, 2)` first and one-past-last place of each run of equal numbers."""
+    starts = np.flatnonzero(np.r_[True, np.diff(workload) != 0])
+    return np.stack([starts, np.r_[starts[1:], len(workload)]], axis=1)
 
 
 def _warn_of_missing_arithmetic(version: str, sketches: Sequence[Sketch]) -> None:
@@ -260,48 +284,16 @@ def _version(
     return version
 
 
-def _snapshot(
-    store: MeasurementStore,
-    devices: Sequence[str],
-    watermark: int,
-    sketches: Mapping[str, Sketch],
-    version: str,
-    length: int | None,
-    cache_dir: Path | None,
-) -> Snapshot:
-    if cache_dir is not None:
-        size = encoders.make_encoder(Vocabulary(), version, length=length)
-        cache = FeatureCache(cache_dir, version=version, length=size.length, width=size.width, hash_rows=hash_rows)
-        try:
-            return cache.snapshot(store, devices, watermark, sketches)
-        except CacheUnavailableError as exc:
-            say(f"the feature cache {cache.folder} cannot be used, everything is read from the store: {exc}")
-    return plain_snapshot(store, devices, watermark, sketches)
-
-
 def _labels(
-    snapshot: Snapshot, order: IntArray, workload: npt.NDArray[np.int64], devices: Sequence[str]
+    latency_s: npt.NDArray[np.float64], workload: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float64]]:
-    """`(P, H)` min_latency / latency, NaN where the device did not measure the program, and the `(G, H)` minima.
-
-    Args:
-        snapshot: its rows are what `order` points into.
-        order: `(P,)` rows, programs of one workload next to each other.
-        workload: `(P,)` ascending numbers.
-        devices: H names.
-    """
-    latency_s = np.full((snapshot.programs.height, len(devices)), np.nan)
-    names = list(devices)
-    column = snapshot.latencies["device"].replace_strict(names, range(len(names)), return_dtype=pl.Int64)
-    latency_s[snapshot.latencies["row"].to_numpy(), column.to_numpy()] = snapshot.latencies["latency_s"].to_numpy()
-    latency_s = latency_s[order]
-    starts = np.flatnonzero(np.r_[True, np.diff(workload) != 0])
-    fastest = np.fmin.reduceat(latency_s, starts, axis=0)
+    """`(P, H)` seconds → `(P, H)` min_latency / latency within the workload, and the `(G, H)` minima; NaN stays NaN."""
+    fastest = np.fmin.reduceat(latency_s, _groups(workload)[:, 0], axis=0)
     labels: npt.NDArray[np.float32] = (fastest[workload] / latency_s).astype(np.float32)
     return labels, fastest
 
 
-def hash_rows(
+def _hash_rows(
     encoder: Encoder,
     sketches: Sequence[Sketch],
     sketch_of: npt.NDArray[np.int64],
