@@ -39,7 +39,7 @@ from typing import Any
 import numpy as np
 
 import tlp
-from storage import MemoryStore, import_parquet
+from storage import DuckDBStore, import_parquet
 from tlp.model.checkpoint import Checkpoint
 from tlp.training.data.dataset import Dataset, build_dataset
 from tlp.training.data.holdout import choose_holdout
@@ -70,9 +70,9 @@ class Stage:
     samples: float
 
 
-def load(more: Path | None) -> tuple[MemoryStore, list[str]]:
+def load(more: Path | None) -> tuple[DuckDBStore, list[str]]:
     """The starter data and the further device's; devices in the order of the stream."""
-    store = MemoryStore()
+    store = DuckDBStore()
     import_parquet(store, Path(tlp.__file__).parent / "data" / "starter")
     if more is not None:
         import_parquet(store, more)
@@ -85,7 +85,7 @@ def make(name: str, device: str, recipe: Recipe | None) -> Strategy:
     return JointStrategy() if name in (SCRATCH, JOINT) else IncrementalStrategy(name, [device], recipe=recipe)
 
 
-def data(store: MemoryStore, devices: Sequence[str], held: Sequence[str], programs: int) -> list[Dataset]:
+def data(store: DuckDBStore, devices: Sequence[str], held: Sequence[str], programs: int) -> list[Dataset]:
     """One per stage, the vocabulary growing; at most `programs` programs per workload (0: all) of each device."""
     made: list[Dataset] = []
     for count in range(1, len(devices) + 1):
@@ -105,7 +105,7 @@ def few(whole: Dataset, programs: int) -> Dataset:
 
 
 def stages(
-    store: MemoryStore,
+    store: DuckDBStore,
     datasets: Sequence[Dataset],
     devices: Sequence[str],
     name: str,
@@ -124,7 +124,7 @@ def stages(
 
 
 def start(
-    store: MemoryStore, dataset: Dataset, device: str, seed: int, scored: Sequence[str]
+    store: DuckDBStore, dataset: Dataset, device: str, seed: int, scored: Sequence[str]
 ) -> tuple[Checkpoint, Stage]:
     """The first stage."""
     began = time.process_time()
@@ -133,7 +133,7 @@ def start(
 
 
 def stage(
-    store: MemoryStore, model: Checkpoint, devices: Sequence[str], scored: Sequence[str], seconds: float
+    store: DuckDBStore, model: Checkpoint, devices: Sequence[str], scored: Sequence[str], seconds: float
 ) -> Stage:
     samples = model.manifest.metrics["labels"] * len(model.manifest.curves["train_loss"])
     return Stage(score(store, model, devices, scored), seconds, samples)
@@ -143,7 +143,7 @@ def options(seed: int) -> TrainOptions:
     return TrainOptions(seed=seed, threads=1)
 
 
-def score(store: MemoryStore, model: Checkpoint, devices: Sequence[str], scored: Sequence[str]) -> dict[str, float]:
+def score(store: DuckDBStore, model: Checkpoint, devices: Sequence[str], scored: Sequence[str]) -> dict[str, float]:
     report = evaluate(store, devices, {"m": CheckpointScorer(model, threads=1)}, holdout=choose_holdout(store, scored))
     return {device: found["m"].top(1) for device, found in report.devices.items()}
 
@@ -201,7 +201,7 @@ def show(name: str, result: dict[str, Any], devices: Sequence[str], say: Callabl
 
 
 def stream(
-    store: MemoryStore, devices: Sequence[str], names: Sequence[str], seeds: Sequence[int], programs: int
+    store: DuckDBStore, devices: Sequence[str], names: Sequence[str], seeds: Sequence[int], programs: int
 ) -> Iterator[dict[str, Any]]:
     """Each strategy with each seed on the held-out networks: `strategy, seed, devices, programs, stages`."""
     held = [n.name for n in store.list_networks() if n.holdout]
@@ -253,7 +253,7 @@ CHOICES: dict[str, tuple[str, Recipe]] = {
 
 
 def choose(
-    store: MemoryStore, seeds: Sequence[int], folds: int, programs: int, picked: Sequence[str], say: Any
+    store: DuckDBStore, seeds: Sequence[int], folds: int, programs: int, picked: Sequence[str], say: Any
 ) -> list[dict[str, Any]]:
     """Budgets of the incremental strategies, by cross-validation over training networks of the step to x86-64-v3."""
     devices = STARTER[:2]

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import tlp
-from storage import MemoryStore, Sketch, import_parquet
+from storage import DuckDBStore, Sketch, import_parquet
 from tests.references import ansor_encoding, metaschedule_encoding
 from tlp.language import metaschedule_encoder as metaschedule
 from tlp.language.ansor import from_steps
@@ -62,7 +62,7 @@ def ansor_programs(name: str) -> Groups:
 
 
 def starter_programs() -> Groups:
-    store = MemoryStore()
+    store = DuckDBStore()
     import_parquet(store, Path(tlp.__file__).parent / "data" / "starter")
     sketches = {sketch.sketch_id: sketch for sketch in store.get_sketches()}
     groups: dict[Sketch, list[Any]] = {}

@@ -25,11 +25,11 @@ from typing import Any
 from storage import (
     Device,
     DeviceState,
+    DuckDBStore,
     Measurement,
     MeasurementBatch,
     MeasurementState,
     MeasurementStore,
-    MemoryStore,
     Network,
     NetworkTask,
     RunKind,
@@ -110,7 +110,7 @@ def make(source: Path, out: Path) -> dict[str, Any]:
     workloads, hashes = read_workloads(platforms[0], names)
     by_hash = dict(zip(hashes, workloads, strict=True))
 
-    store = MemoryStore()
+    store = DuckDBStore()
     store.add_workloads(workloads)
     for name in dict.fromkeys(row["network"] for row in rows):
         mine = [row for row in rows if row["network"] == name]

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 import tlp
-from storage import MemoryStore, import_parquet
+from storage import DuckDBStore, import_parquet
 from tlp.language.metaschedule_encoder import ENCODER_VERSION, FIRST_ENCODER_VERSION, PAPER_ENCODER_VERSION
 from tlp.model.checkpoint import Checkpoint
 from tlp.model.config import TLPConfig
@@ -119,13 +119,13 @@ class Sum(Scorer):
         return np.sum([scorer.score(device, programs) for scorer in self._scorers], axis=0)
 
 
-def starter() -> MemoryStore:
-    store = MemoryStore()
+def starter() -> DuckDBStore:
+    store = DuckDBStore()
     import_parquet(store, Path(tlp.__file__).parent / "data" / "starter")
     return store
 
 
-def data(store: MemoryStore, variant: Variant, held: Sequence[str], devices: Sequence[str] = DEVICES) -> Dataset:
+def data(store: DuckDBStore, variant: Variant, held: Sequence[str], devices: Sequence[str] = DEVICES) -> Dataset:
     return build_dataset(store, devices, holdout=held, encoder_version=variant.encoder)
 
 
@@ -133,13 +133,13 @@ def train(variant: Variant, dataset: Dataset, seed: int) -> Checkpoint:
     return JointStrategy().train(dataset, replace(variant.options, seed=seed), config=variant.config)
 
 
-def score(store: MemoryStore, scorer: Scorer, scored: Sequence[str], devices: Sequence[str] = DEVICES) -> Any:
+def score(store: DuckDBStore, scorer: Scorer, scored: Sequence[str], devices: Sequence[str] = DEVICES) -> Any:
     """device → (top-1, top-5) over some networks."""
     report = evaluate(store, devices, {"model": scorer}, holdout=choose_holdout(store, scored))
     return {device: (found["model"].top(1), found["model"].top(5)) for device, found in report.devices.items()}
 
 
-def splits(store: MemoryStore, folds: int) -> Iterator[tuple[list[str], list[str]]]:
+def splits(store: DuckDBStore, folds: int) -> Iterator[tuple[list[str], list[str]]]:
     """(held out, scored) networks; no folds: the networks marked as held out."""
     networks = store.list_networks()
     marked = [n.name for n in networks if n.holdout]
@@ -150,7 +150,7 @@ def splits(store: MemoryStore, folds: int) -> Iterator[tuple[list[str], list[str
         yield [*names[k::folds], *marked], names[k::folds]
 
 
-def run(store: MemoryStore, name: str, folds: int, seeds: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
+def run(store: DuckDBStore, name: str, folds: int, seeds: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """One variant: per device top-1 and top-5, means over folds and seeds."""
     variant = VARIANTS[name]
     began = time.monotonic()
@@ -234,7 +234,7 @@ def part(dataset: Dataset, device: str, share: float, seed: int) -> Dataset:
     )
 
 
-def small(store: MemoryStore, seeds: int, wanted: str, say: Callable[[str], None]) -> list[dict[str, Any]]:
+def small(store: DuckDBStore, seeds: int, wanted: str, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """7% of a device's programs: alone, with the other devices; all of them alone. On the held-out networks."""
     variant = VARIANTS["shipped"]
     marked = [n.name for n in store.list_networks() if n.holdout]

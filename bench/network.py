@@ -35,7 +35,7 @@ Row = dict[str, Any]
 
 def tuned(name: str, case: str, target: Mapping[str, Any], scorer: Any, trials: int, home: Path) -> Row:
     """Tune, compile, check and measure."""
-    from storage import Device, DeviceState, MemoryStore
+    from storage import Device, DeviceState, DuckDBStore
     from tests.tuning import FixedScorerProvider
     from tlp.core.requests import TuneRequest
     from tlp.core.settings import Settings
@@ -47,7 +47,7 @@ def tuned(name: str, case: str, target: Mapping[str, Any], scorer: Any, trials: 
 
     stock = {"tune_batch": 16, "tune_population": 2048} if case == "TVM" else {}
     settings = Settings(home=home, canary=False, torch_threads=1, **stock)
-    store = MemoryStore()
+    store = DuckDBStore()
     network, workloads = build_network(name, f"builtin:{name}")
     store.add_network(network, workloads)
     store.add_device(

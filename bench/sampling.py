@@ -35,7 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 import tlp
-from storage import Device, MemoryStore, Sketch, import_parquet
+from storage import Device, DuckDBStore, Sketch, import_parquet
 from tlp.search.select import SELECT, FloatArray, Guide, IntArray, Weights, choose, fit_guide, standardise
 from tlp.training.data.dataset import Dataset, build_dataset
 from tlp.training.data.holdout import choose_holdout
@@ -261,13 +261,13 @@ class Pool:
 
 
 # -- runs -----------------------------------------------------------------------------------------------------
-def starter() -> MemoryStore:
-    store = MemoryStore()
+def starter() -> DuckDBStore:
+    store = DuckDBStore()
     import_parquet(store, Path(tlp.__file__).parent / "data" / "starter")
     return store
 
 
-def splits(store: MemoryStore, folds: int) -> Iterator[tuple[list[str], list[str]]]:
+def splits(store: DuckDBStore, folds: int) -> Iterator[tuple[list[str], list[str]]]:
     """(held out, scored) networks, as in bench/model.py; no folds: the networks marked as held out."""
     marked = [n.name for n in store.list_networks() if n.holdout]
     if not folds:
@@ -313,13 +313,13 @@ class Table:
         return rows
 
 
-def top(store: MemoryStore, scorer: Scorer, device: str, scored: Sequence[str]) -> tuple[float, float]:
+def top(store: DuckDBStore, scorer: Scorer, device: str, scored: Sequence[str]) -> tuple[float, float]:
     report = evaluate(store, [device], {"model": scorer}, holdout=choose_holdout(store, scored))
     found = report.devices[device]["model"]
     return found.top(1), found.top(5)
 
 
-def replay(store: MemoryStore, args: argparse.Namespace, table: Table) -> None:
+def replay(store: DuckDBStore, args: argparse.Namespace, table: Table) -> None:
     """Every sampler, share by share."""
     for held, scored in splits(store, args.folds):
         dataset = build_dataset(store, DEVICES, holdout=held)
@@ -340,7 +340,7 @@ def replay(store: MemoryStore, args: argparse.Namespace, table: Table) -> None:
                         table.add(name, share, seed, device, top(store, scorer, device, scored))
 
 
-def few(store: MemoryStore, args: argparse.Namespace, table: Table) -> None:
+def few(store: DuckDBStore, args: argparse.Namespace, table: Table) -> None:
     """7% of a device's samples: alone, with relatives, with labels filled in; chosen at random or selected."""
     for held, scored in splits(store, args.folds):
         dataset = build_dataset(store, DEVICES, holdout=held)

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import tlp
-from storage import DuckDBStore, MemoryStore, import_parquet
+from storage import DuckDBStore, import_parquet
 from tlp.training.data.dataset import Dataset, build_dataset
 from tlp.training.learn.strategy import new_network
 from tlp.training.learn.trainer import TrainingRun, TrainOptions, deal_batches
@@ -78,7 +78,7 @@ class Clock:
 def load(folder: Path | None) -> Dataset:
     if folder is not None:
         return build_dataset(DuckDBStore(folder / "store.duckdb"), DEVICES)
-    store = MemoryStore()
+    store = DuckDBStore()
     import_parquet(store, Path(tlp.__file__).parent / "data" / "starter")
     return build_dataset(store, DEVICES)
 

@@ -86,14 +86,14 @@ def run(
         case: names the settings that differ.
         model: a `CostModelProvider`.
     """
-    from storage import Device, DeviceState, MemoryStore, Network, NetworkTask
+    from storage import Device, DeviceState, DuckDBStore, Network, NetworkTask
     from tlp.core.requests import TuneRequest
     from tlp.core.settings import Settings
     from tlp.measure.endpoint import LocalEndpoint
     from tlp.search.tuning import tune
 
     settings = Settings(seed=seed, canary=False, tune_remeasure=1, torch_threads=1, **OVERRIDES.get(case, {}))
-    store = MemoryStore()
+    store = DuckDBStore()
     store.add_device(
         Device("bench", target, "x86_64", 1, {}, {"kind": "local"}, DeviceState.SERVING, datetime.now(UTC)),
         reason="benchmark",

@@ -1,4 +1,4 @@
-"""The measurement store: contract (`MeasurementStore`), DuckDB backend, in-memory fake, migrations, Parquet.
+"""The measurement store: contract (`MeasurementStore`), DuckDB backend, migrations, Parquet.
 
 Never imports tlp's logic, torch, tvm or mlflow.
 """
@@ -39,13 +39,11 @@ from storage._types import (
 
 if TYPE_CHECKING:
     from storage._duckdb import DuckDBStore
-    from storage._memory import MemoryStore
     from storage.parquet import export_parquet, import_parquet
 
 # Backends import duckdb and polars: only when they are asked for.
 _LAZY = {
     "DuckDBStore": "storage._duckdb",
-    "MemoryStore": "storage._memory",
     "export_parquet": "storage.parquet",
     "import_parquet": "storage.parquet",
 }
@@ -71,7 +69,6 @@ __all__ = [
     "MeasurementBatch",
     "MeasurementState",
     "MeasurementStore",
-    "MemoryStore",
     "ModelEvent",
     "Network",
     "NetworkTask",

@@ -16,7 +16,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import duckdb
@@ -31,6 +31,7 @@ from storage.errors import (
     StoreVersionError,
 )
 
+IN_MEMORY = ":memory:"
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     # Without this, a file that is really SQLite makes DuckDB try to download an extension.
     "autoinstall_known_extensions": "false",
@@ -201,14 +202,8 @@ class Connector:
     @contextmanager
     def writing(self) -> Iterator[duckdb.DuckDBPyConnection]:
         """A connection inside one transaction: committed at the end, rolled back by any exception."""
-        with self._open(read_only=False) as connection:
-            connection.execute("BEGIN TRANSACTION")
-            try:
-                yield connection
-            except BaseException:
-                _rollback(connection)
-                raise
-            connection.execute("COMMIT")
+        with self._open(read_only=False) as connection, _transaction(connection):
+            yield connection
 
     @contextmanager
     def _open(self, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
@@ -224,10 +219,43 @@ class Connector:
                 connection.close()
 
 
+class MemoryConnector:
+    """A store in this process's memory: `reading` and `writing` as in `Connector`, one call at a time."""
+
+    path = Path(IN_MEMORY)
+
+    def __init__(self) -> None:
+        self._database = duckdb.connect(IN_MEMORY, config={**_CONFIG, "threads": _usable_cores()})
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def reading(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """A connection of its own: what a call leaves there (temporary tables, variables) goes with it."""
+        with map_duckdb_errors(self.path), self._lock, closing(self._database.cursor()) as connection:
+            yield connection
+
+    @contextmanager
+    def writing(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """A connection inside one transaction."""
+        with self.reading() as connection, _transaction(connection):
+            yield connection
+
+
 def _usable_cores() -> int:
     """Cores this process may run on. DuckDB counts all of the machine; with more threads than cores they wait for each
     other, which tripled the time of an insert in a process held to one core."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def _transaction(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
+    connection.execute("BEGIN TRANSACTION")
+    try:
+        yield
+    except BaseException:
+        _rollback(connection)
+        raise
+    connection.execute("COMMIT")
 
 
 def _rollback(connection: duckdb.DuckDBPyConnection) -> None:

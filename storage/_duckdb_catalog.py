@@ -8,7 +8,7 @@ from typing import Any
 import duckdb
 
 from storage._base import MeasurementStore
-from storage._connection import Connector
+from storage._connection import Connector, MemoryConnector
 from storage._rows import (
     check_sketch,
     checked_device,
@@ -48,7 +48,7 @@ _DEVICES = """
 class CatalogTables(MeasurementStore):
     """The part of `DuckDBStore` that keeps what is measured, on what."""
 
-    _connector: Connector
+    _connector: Connector | MemoryConnector
 
     # -- devices ----------------------------------------------------------------------------------------------
     def add_device(self, device: Device, reason: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import duckdb
 
 from storage._base import MeasurementStore
-from storage._connection import Connector
+from storage._connection import Connector, MemoryConnector
 from storage._duckdb_catalog import next_number
 from storage._quality_types import Canary, CanaryState, RoundQuality
 from storage._rows import checked_canary, checked_round, json_text, json_value, now_utc, to_naive_utc, to_utc
@@ -21,7 +21,7 @@ _CANARY = "canary_id, device, run_id, at_utc, state, latency_s, dispersion, refe
 class QualityTables(MeasurementStore):
     """The part of `DuckDBStore` that keeps what tells good measurements and models from bad ones."""
 
-    _connector: Connector
+    _connector: Connector | MemoryConnector
 
     def add_canaries(self, canaries: Sequence[Canary]) -> None:
         checked = [checked_canary(canary) for canary in canaries]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from storage._base import MeasurementStore
-from storage._connection import Connector
+from storage._connection import Connector, MemoryConnector
 from storage._duckdb_catalog import next_number
 from storage._rows import (
     check_outcome,
@@ -34,7 +34,7 @@ _RUNS = """
 class RunTables(MeasurementStore):
     """The part of `DuckDBStore` that keeps what was done."""
 
-    _connector: Connector
+    _connector: Connector | MemoryConnector
 
     # -- runs -------------------------------------------------------------------------------------------------
     def start_run(

@@ -9,7 +9,7 @@ import duckdb
 import polars as pl
 
 from storage._base import MeasurementStore
-from storage._connection import Connector
+from storage._connection import Connector, MemoryConnector
 from storage._duckdb_catalog import insert_sketches, next_number
 from storage._duckdb_quality import insert_canaries, note_landed
 from storage._frames import (
@@ -43,7 +43,7 @@ _JOINED = """
 class SampleTables(MeasurementStore):
     """The part of `DuckDBStore` that keeps programs and their measurements."""
 
-    _connector: Connector
+    _connector: Connector | MemoryConnector
 
     # -- writing ----------------------------------------------------------------------------------------------
     def add_measurements(self, batch: MeasurementBatch) -> int:

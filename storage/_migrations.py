@@ -13,7 +13,7 @@ from pathlib import Path
 
 import duckdb
 
-from storage._connection import Connector, map_duckdb_errors, translate_os_error
+from storage._connection import Connector, MemoryConnector, map_duckdb_errors, translate_os_error
 from storage._schema import MIGRATIONS, Migration
 from storage.errors import StoreCorruptError, StoreVersionError
 
@@ -69,6 +69,13 @@ def prepare(connector: Connector) -> None:
     identity = _identity(path)
     if identity is not None:
         _checked[path] = identity
+
+
+def prepare_memory(connector: MemoryConnector) -> None:
+    """Create the tables of a store in memory."""
+    for migration in MIGRATIONS:
+        with connector.writing() as connection:
+            _apply(connection, migration)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

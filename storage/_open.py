@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from importlib import import_module
 
 from storage._base import MeasurementStore
+from storage.errors import InvalidInputError
+
+# Scheme → module with `open_url(rest, lock_timeout_s)`; imported when asked for, `import storage` must stay cheap.
+BACKENDS = {"duckdb": "storage._duckdb"}
 
 
-def open_store(path: Path | None, lock_timeout_s: float = 60.0) -> MeasurementStore:
-    """The store at `path` (made if there is none), or an empty one in memory if `path` is None.
+def open_store(url: str, lock_timeout_s: float = 60.0) -> MeasurementStore:
+    """The store at a URL, made if there is none.
 
     Args:
-        path: the DuckDB file.
+        url: `duckdb:///absolute/path/store.duckdb` (taken literally, without %-escapes) or `duckdb::memory:`.
         lock_timeout_s: longest time a call waits for other processes, seconds.
 
     Raises:
+        InvalidInputError: no backend has that scheme.
         StoreError: and its subclasses, see `MeasurementStore`.
     """
-    # The backends import duckdb and polars; `import storage` must stay cheap.
-    if path is None:
-        from storage._memory import MemoryStore
-
-        return MemoryStore()
-    from storage._duckdb import DuckDBStore
-
-    return DuckDBStore(path, lock_timeout_s)
+    scheme, _, rest = url.partition(":")
+    if scheme not in BACKENDS:
+        raise InvalidInputError(f"no store has the URL {url!r}; there are {', '.join(f'{name}:' for name in BACKENDS)}")
+    store: MeasurementStore = import_module(BACKENDS[scheme]).open_url(rest, lock_timeout_s)
+    return store

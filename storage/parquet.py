@@ -27,8 +27,8 @@ import polars as pl
 import psutil
 
 from storage._base import MeasurementStore
+from storage._duckdb import DuckDBStore
 from storage._frames import MEASUREMENT_SCHEMA, PROGRAM_SCHEMA, conform, value_or_error_problems
-from storage._memory import MemoryStore
 from storage._parquet_files import new_folder, read_tables, refusing, write_tables
 from storage._rows import json_text, json_value
 from storage._types import (
@@ -182,7 +182,7 @@ def import_parquet(store: MeasurementStore, folder: Path, *, run_id: str | None 
 
 def _rehearse(tables: dict[str, pl.DataFrame]) -> None:
     """Raise what a store would raise half-way."""
-    store = MemoryStore()
+    store = DuckDBStore()
     run_id = store.start_run(RunKind.IMPORT, device=None, params={}, owner={})
     _import_tables(store, tables, run_id)
 

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from bench.synthetic import fill_store
-from storage import MemoryStore
+from storage import DuckDBStore
 from tests.browser import mlflow_pages
 from tests.fleets import fleet_of
 from tests.tlp.training.test_retrain import HELD, OPTIONS, Small
@@ -31,7 +31,7 @@ def main() -> None:
         settings = Settings(
             home=Path(home), train_epochs=10, train_batch_groups=2, train_learning_rate=4e-3, torch_threads=1
         )
-        store = MemoryStore()
+        store = DuckDBStore()
         fill_store(store, holdout=HELD, **OPTIONS)
         registry = Registry(settings, store)
         for _ in range(2):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from storage import Device, DeviceState, MemoryStore, Network, NetworkTask, RunKind
+from storage import Device, DeviceState, DuckDBStore, Network, NetworkTask, RunKind
 from tests.browser import mlflow_pages
 from tests.conftest import ServedRegistry
 from tests.tlp.search.conftest import TARGET, dense
@@ -46,8 +46,8 @@ class Watched(Untrained):
 
 
 @pytest.fixture
-def store() -> MemoryStore:
-    made, now = MemoryStore(), datetime.now(UTC)
+def store() -> DuckDBStore:
+    made, now = DuckDBStore(), datetime.now(UTC)
     made.add_device(Device(DEVICE, TARGET, FAMILY, 8, {}, {"kind": "fake"}, DeviceState.SERVING, now), "for a test")
     workloads = [dense(16, 32, 16), dense(32, 64, 32)]
     for name, held, workload in zip(("net", "held"), (False, True), workloads, strict=True):
@@ -72,7 +72,7 @@ def browser() -> None:
 
 @pytest.mark.usefixtures("browser")
 def test_a_roll_back_in_the_page_is_obeyed(
-    store: MemoryStore, settings: Settings, mlflow_server: ServedRegistry, tmp_path: Path
+    store: DuckDBStore, settings: Settings, mlflow_server: ServedRegistry, tmp_path: Path
 ) -> None:
     served = settings.model_copy(
         update={"mlflow_uri": mlflow_server.url, "tune_batch": 4, "tune_population": 16, "tune_generations": 1}

@@ -6,22 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from storage import DuckDBStore, MeasurementStore, MemoryStore, open_store
+from storage import DuckDBStore, MeasurementStore, open_store
+from storage.errors import InvalidInputError
 from storage.testing import StoreContract
 
 
 class TestDuckDBStore(StoreContract):
     @pytest.fixture
     def store(self, tmp_path: Path) -> MeasurementStore:
-        return DuckDBStore(tmp_path / "store.duckdb")
+        return open_store(f"duckdb://{tmp_path / 'store.duckdb'}")
 
 
-class TestMemoryStore(StoreContract):
+class TestDuckDBStoreInMemory(StoreContract):
     @pytest.fixture
     def store(self) -> MeasurementStore:
-        return MemoryStore()
+        return open_store("duckdb::memory:")
 
 
-def test_open_store_chooses_the_backend(tmp_path: Path) -> None:
-    assert isinstance(open_store(None), MemoryStore)
-    assert isinstance(open_store(tmp_path / "deep" / "er" / "store.duckdb"), DuckDBStore)
+def test_a_url_says_where_the_store_is(tmp_path: Path) -> None:
+    path = tmp_path / "deep er" / "100%41" / "store.duckdb"
+    store = open_store(f"duckdb://{path}")
+    assert isinstance(store, DuckDBStore) and store.path == path and path.is_file()
+    with pytest.raises(InvalidInputError, match=r"postgres://x.*duckdb:"):
+        open_store("postgres://x")

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from storage import DuckDBStore, MeasurementBatch, MemoryStore, RunState, _landing_file, landing
+from storage import DuckDBStore, MeasurementBatch, RunState, _landing_file, landing
 from storage.errors import InvalidInputError, StoreError, StoreLockedError
 from storage.landing import LandingFolder, LandingReport
 from storage.testing import Scene, everything
@@ -29,7 +29,7 @@ WRITER = Path(__file__).with_name("landing_writer.py")
 
 @pytest.fixture(params=["duckdb", "memory"])
 def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Scene:
-    return Scene(DuckDBStore(tmp_path / "store.duckdb") if request.param == "duckdb" else MemoryStore())
+    return Scene(DuckDBStore(tmp_path / "store.duckdb") if request.param == "duckdb" else DuckDBStore())
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_a_batch_comes_in_as_it_was_handed_in(scene: Scene, folder: LandingFolde
     assert folder.pending() == [path]
     scene.store.finish_run(scene.run_id, RunState.DONE, "it ended before its batches were taken in")
     assert folder.ingest(scene.store) == LandingReport(1, 4, 0, (), 0)
-    direct = Scene(MemoryStore())
+    direct = Scene(DuckDBStore())
     direct.store.add_measurements(
         replace(whole, measurements=[replace(m, run_id=direct.run_id) for m in whole.measurements])
     )
@@ -183,7 +183,7 @@ def test_a_store_that_others_hold_leaves_the_files_where_they_are(tmp_path: Path
 def test_any_order_of_handing_in_and_taking_in_stores_every_row_once(
     tmp_path: Path, plan: list[tuple[int, bool]], group: int
 ) -> None:
-    scene = Scene(MemoryStore())
+    scene = Scene(DuckDBStore())
     folder = LandingFolder(tmp_path / f"landing-{scene.run_id}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(landing, "GROUP", group)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storage import DuckDBStore, MeasurementBatch, MemoryStore, Program, Sketch, landing
+from storage import DuckDBStore, MeasurementBatch, Program, Sketch, landing
 from storage.landing import LandingFolder
 from storage.testing import Scene, everything
 from storage.testing._quality import canary
@@ -26,7 +26,7 @@ HASH = "0" * 64
 
 @pytest.fixture(params=["duckdb", "memory"])
 def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Scene:
-    return Scene(DuckDBStore(tmp_path / "store.duckdb") if request.param == "duckdb" else MemoryStore())
+    return Scene(DuckDBStore(tmp_path / "store.duckdb") if request.param == "duckdb" else DuckDBStore())
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def _no_utf8(path: Path) -> Path:
 def test_what_is_no_batch_is_left_alone_and_named(
     tmp_path: Path, folder: LandingFolder, make: Callable[[Path], Path], said: str
 ) -> None:
-    scene = Scene(MemoryStore())
+    scene = Scene(DuckDBStore())
     folder.hand_in(scene.batch([scene.ok("a", 0)], [0]))
     odd = make(folder.path)
     report = folder.ingest(scene.store)
@@ -105,7 +105,7 @@ def test_a_pipe_that_takes_the_name_between_looking_and_reading_does_not_hang(fo
 
 
 def test_a_bad_file_that_cannot_be_set_aside_stops_nobody(folder: LandingFolder) -> None:
-    scene = Scene(MemoryStore())
+    scene = Scene(DuckDBStore())
     folder.hand_in(scene.batch([scene.ok("a", 0)], [0]))
     bad = folder.path / f"{HASH}.parquet"
     bad.write_bytes(b"?")
@@ -119,7 +119,7 @@ def test_a_bad_file_that_cannot_be_set_aside_stops_nobody(folder: LandingFolder)
 
 
 def test_metadata_nested_deeper_than_the_stack_is_one_files_fault(folder: LandingFolder) -> None:
-    scene = Scene(MemoryStore())
+    scene = Scene(DuckDBStore())
     good = pq.read_table(folder.hand_in(scene.batch([scene.ok("a", 0)], [0])))
     deep = put(folder, good.replace_schema_metadata({b"tlp": b"[" * 100_000}))
     report = folder.ingest(scene.store)

@@ -17,7 +17,6 @@ from storage import (
     DuckDBStore,
     ImportReport,
     MeasurementStore,
-    MemoryStore,
     RunKind,
     RunState,
     SkippedLine,
@@ -40,11 +39,11 @@ def filled(store: MeasurementStore) -> MeasurementStore:
 
 @pytest.fixture(params=["duckdb", "memory"])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> MeasurementStore:
-    return DuckDBStore(tmp_path / "target.duckdb") if request.param == "duckdb" else MemoryStore()
+    return DuckDBStore(tmp_path / "target.duckdb") if request.param == "duckdb" else DuckDBStore()
 
 
 def test_there_and_back(target: MeasurementStore, tmp_path: Path) -> None:
-    source = filled(MemoryStore())
+    source = filled(DuckDBStore())
     rows = export_parquet(source, tmp_path / "out")
     assert rows == {
         "devices": 2,
@@ -73,7 +72,7 @@ def test_there_and_back(target: MeasurementStore, tmp_path: Path) -> None:
 
 
 def test_importing_again_adds_nothing(target: MeasurementStore, tmp_path: Path) -> None:
-    export_parquet(filled(MemoryStore()), tmp_path / "out")
+    export_parquet(filled(DuckDBStore()), tmp_path / "out")
     import_parquet(target, tmp_path / "out")
     before = everything(target)
     assert import_parquet(target, tmp_path / "out") == ImportReport(4, 0, 4, 1, (), 0)
@@ -81,7 +80,7 @@ def test_importing_again_adds_nothing(target: MeasurementStore, tmp_path: Path) 
 
 
 def test_what_is_there_is_left_alone(target: MeasurementStore, tmp_path: Path) -> None:
-    export_parquet(filled(MemoryStore()), tmp_path / "out")
+    export_parquet(filled(DuckDBStore()), tmp_path / "out")
     mine = Scene(target, "a", 1)
     target.add_network(example_network("net", [example_workload(1)]), [])
     import_parquet(target, tmp_path / "out")
@@ -92,7 +91,7 @@ def test_what_is_there_is_left_alone(target: MeasurementStore, tmp_path: Path) -
 
 
 def test_import_on_the_callers_run(target: MeasurementStore, tmp_path: Path) -> None:
-    export_parquet(filled(MemoryStore()), tmp_path / "out")
+    export_parquet(filled(DuckDBStore()), tmp_path / "out")
     run_id = target.start_run(RunKind.BOOTSTRAP, device=None, params={}, owner={})
     import_parquet(target, tmp_path / "out", run_id=run_id)
     assert [run.run_id for run in target.list_runs()] == [run_id]
@@ -101,10 +100,10 @@ def test_import_on_the_callers_run(target: MeasurementStore, tmp_path: Path) -> 
 
 
 def test_export_of_some_devices(tmp_path: Path) -> None:
-    store = filled(MemoryStore())
+    store = filled(DuckDBStore())
     rows = export_parquet(store, tmp_path / "out", devices=["b"])
     assert (rows["devices"], rows["programs"], rows["measurements"], rows["networks"]) == (1, 1, 1, 1)
-    target = MemoryStore()
+    target = DuckDBStore()
     import_parquet(target, tmp_path / "out")
     assert target.samples().drop("seq").rows() == store.samples(devices=["b"]).drop("seq").rows()
     with pytest.raises(NotFoundError, match="'c'"):
@@ -112,12 +111,12 @@ def test_export_of_some_devices(tmp_path: Path) -> None:
 
 
 def test_empty_store_there_and_back(tmp_path: Path) -> None:
-    export_parquet(MemoryStore(), tmp_path / "out")
-    assert import_parquet(MemoryStore(), tmp_path / "out") == ImportReport(0, 0, 0, 0, (), 0)
+    export_parquet(DuckDBStore(), tmp_path / "out")
+    assert import_parquet(DuckDBStore(), tmp_path / "out") == ImportReport(0, 0, 0, 0, (), 0)
 
 
 def test_export_never_overwrites_and_leaves_no_draft(tmp_path: Path) -> None:
-    store = filled(MemoryStore())
+    store = filled(DuckDBStore())
     (tmp_path / "out").mkdir()
     export_parquet(store, tmp_path / "out")
     before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out").iterdir()}
@@ -139,7 +138,7 @@ def without_checksums(folder: Path) -> None:
 
 
 def test_rows_that_cannot_be_stored_are_reported(target: MeasurementStore, tmp_path: Path) -> None:
-    export_parquet(filled(MemoryStore()), tmp_path / "out")
+    export_parquet(filled(DuckDBStore()), tmp_path / "out")
     without_checksums(tmp_path / "out")
     path = tmp_path / "out" / "measurements.parquet"
     row = pl.int_range(pl.len())
@@ -242,11 +241,11 @@ DAMAGE = [
 def test_damaged_folder_is_refused_before_anything_is_stored(
     tmp_path: Path, damage: Callable[[Path], None], checksums: bool
 ) -> None:
-    export_parquet(filled(MemoryStore()), tmp_path / "out")
+    export_parquet(filled(DuckDBStore()), tmp_path / "out")
     if not checksums:
         without_checksums(tmp_path / "out")
     damage(tmp_path / "out")
-    store = MemoryStore()
+    store = DuckDBStore()
     with pytest.raises(InvalidInputError, match="out") as caught:
         import_parquet(store, tmp_path / "out")
     assert "Errno" not in caught.value.message
@@ -257,23 +256,23 @@ def test_damaged_folder_is_refused_before_anything_is_stored(
 
 
 def test_any_flipped_bit_is_noticed(tmp_path: Path) -> None:
-    export_parquet(filled(MemoryStore()), tmp_path / "out")
+    export_parquet(filled(DuckDBStore()), tmp_path / "out")
     rng = random.Random(0)
     for path in sorted((tmp_path / "out").glob("*.parquet")):
         good = path.read_bytes()
         for _ in range(20):
             at = rng.randrange(len(good))
             path.write_bytes(good[:at] + bytes([good[at] ^ 1 << rng.randrange(8)]) + good[at + 1 :])
-            store = MemoryStore()
+            store = DuckDBStore()
             with pytest.raises(InvalidInputError, match="is damaged: its checksum"):
                 import_parquet(store, tmp_path / "out")
             assert store.list_runs() == []
             assert store.list_devices() == []
         path.write_bytes(good)
-    assert import_parquet(MemoryStore(), tmp_path / "out").stored == 4
+    assert import_parquet(DuckDBStore(), tmp_path / "out").stored == 4
 
 
-@pytest.mark.parametrize("middle", [DuckDBStore, MemoryStore])
+@pytest.mark.parametrize("middle", [DuckDBStore, DuckDBStore])
 def test_export_import_export_is_the_identity(tmp_path: Path, middle: Callable[..., MeasurementStore]) -> None:
     """All but where devices are and in which state: those of an imported folder cannot be measured from here."""
     store = DuckDBStore(tmp_path / "source.duckdb")
@@ -291,29 +290,29 @@ def test_export_import_export_is_the_identity(tmp_path: Path, middle: Callable[.
 
 
 def test_a_folder_without_checksums_is_read(target: MeasurementStore, tmp_path: Path) -> None:
-    export_parquet(filled(MemoryStore()), tmp_path / "out")
+    export_parquet(filled(DuckDBStore()), tmp_path / "out")
     without_checksums(tmp_path / "out")
     assert import_parquet(target, tmp_path / "out") == ImportReport(4, 4, 0, 1, (), 2)
     assert import_parquet(target, tmp_path / "out") == ImportReport(4, 0, 4, 1, (), 0)
 
 
 def test_folder_of_a_newer_release_is_refused(tmp_path: Path) -> None:
-    export_parquet(filled(MemoryStore()), tmp_path / "out")
+    export_parquet(filled(DuckDBStore()), tmp_path / "out")
     manifest = tmp_path / "out" / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format_version": 99, "release": "9.9.9"}))
     with pytest.raises(StoreVersionError, match=r"9\.9\.9") as caught:
-        import_parquet(MemoryStore(), tmp_path / "out")
+        import_parquet(DuckDBStore(), tmp_path / "out")
     assert caught.value.next_command == "pip install --upgrade 'tlp-fleet>=9.9.9'"
 
 
 def test_no_folder(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="nothing"):
-        import_parquet(MemoryStore(), tmp_path / "nothing")
+        import_parquet(DuckDBStore(), tmp_path / "nothing")
 
 
 def test_failed_import_closes_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    export_parquet(filled(MemoryStore()), tmp_path / "out")
-    store = MemoryStore()
+    export_parquet(filled(DuckDBStore()), tmp_path / "out")
+    store = DuckDBStore()
 
     def full(sketches: object) -> int:
         raise StoreError("the disk is full")
@@ -328,7 +327,7 @@ def test_failed_import_closes_its_run(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_what_the_canary_said_goes_along_and_older_releases_refuse_it(target: MeasurementStore, tmp_path: Path) -> None:
-    source = MemoryStore()
+    source = DuckDBStore()
     scene = Scene(source, "a")
     scene.add(1e-3)
     export_parquet(source, tmp_path / "plain")
@@ -347,7 +346,7 @@ def test_what_the_canary_said_goes_along_and_older_releases_refuse_it(target: Me
 
 def test_a_folder_of_before_there_were_canaries_is_read(target: MeasurementStore, tmp_path: Path) -> None:
     folder = tmp_path / "old"
-    export_parquet(filled(MemoryStore()), folder)
+    export_parquet(filled(DuckDBStore()), folder)
     measured = folder / "measurements.parquet"
     pl.read_parquet(measured).drop("canary_off").write_parquet(measured)
     manifest = json.loads((folder / "manifest.json").read_text())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import tlp
-from storage import DeviceState, MeasurementStore, MemoryStore, import_parquet
+from storage import DeviceState, DuckDBStore, MeasurementStore, import_parquet
 from tlp.language.sketch import LANGUAGE, parse_sketch
 
 FOLDER = Path(tlp.__file__).parent / "data" / "starter"
@@ -16,7 +16,7 @@ PLATFORMS = ["x86-64-v2", "x86-64-v3", "x86-64-v4"]
 
 @pytest.fixture(scope="module")
 def store() -> MeasurementStore:
-    store = MemoryStore()
+    store = DuckDBStore()
     report = import_parquet(store, FOLDER)
     assert (report.read, report.stored, report.skipped) == (28_896, 28_896, ())
     assert report.workloads == 181

@@ -41,4 +41,4 @@ def check_home(settings: Settings) -> int:
 def open_home(settings: Settings) -> MeasurementStore:
     """The store of a TLP_HOME that can be written; see `check_home`. StoreError as in `open_store`."""
     check_home(settings)
-    return open_store(settings.store_path, settings.store_lock_timeout_s)
+    return open_store(settings.store_url, settings.store_lock_timeout_s)

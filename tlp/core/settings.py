@@ -200,6 +200,11 @@ class Settings(BaseSettings):
         return self.home / "store.duckdb"
 
     @property
+    def store_url(self) -> str:
+        """What `storage.open_store` takes."""
+        return f"duckdb://{self.store_path}"
+
+    @property
     def locks_dir(self) -> Path:
         """flock files: device-NAME, train-FAMILY, registry-FAMILY, registry-init, services (`.lock` each)."""
         return self.home / "locks"

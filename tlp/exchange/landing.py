@@ -119,7 +119,7 @@ class Sink:
         if not self._fleet.settings.store_path.exists():
             return
         try:
-            folder.ingest(open_store(self._fleet.settings.store_path, lock_timeout_s=0.0), max_files=TRY_FILES)
+            folder.ingest(open_store(self._fleet.settings.store_url, lock_timeout_s=0.0), max_files=TRY_FILES)
         except StoreError:  # somebody has the store: that is what the folder is for
             return
 

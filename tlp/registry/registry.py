@@ -233,7 +233,7 @@ class Registry(ModelRegistry):
     @property
     def _events(self) -> MeasurementStore:
         if self._store is None:
-            self._store = open_store(self._settings.store_path)
+            self._store = open_store(self._settings.store_url)
         return self._store
 
     @property

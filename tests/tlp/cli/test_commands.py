@@ -70,7 +70,7 @@ def test_a_serving_device_resumes_as_serving(tlp, device, home, meanwhile):
     from storage import DeviceState, open_store
 
     for state in ("serving", *meanwhile):
-        open_store(home / "store.duckdb").set_device_state("cpu", DeviceState(state), "test")
+        open_store(f"duckdb://{home / 'store.duckdb'}").set_device_state("cpu", DeviceState(state), "test")
     assert tlp("device", "resume", "cpu", "--json").data["state"] == "serving"
 
 

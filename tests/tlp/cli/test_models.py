@@ -98,7 +98,7 @@ def test_a_checkpoint_of_another_release_is_refused(tlp, device, registry, home,
 
     backup = Path(__file__).resolve().parents[3] / "tlp" / "data" / "starter"
     assert tlp("import", "parquet", str(backup)).code == 0
-    assert open_store(home / "store.duckdb").watermark() > 0
+    assert open_store(f"duckdb://{home / 'store.duckdb'}").watermark() > 0
     answer = tlp("evaluate")
     assert answer.code == 5, answer.err
     assert answer.err.startswith("error: ")

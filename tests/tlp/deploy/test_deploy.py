@@ -16,10 +16,10 @@ import pytest
 from storage import (
     Device,
     DeviceState,
+    DuckDBStore,
     Measurement,
     MeasurementBatch,
     MeasurementState,
-    MemoryStore,
     Network,
     RunKind,
     Workload,
@@ -86,9 +86,9 @@ def candidates(network: tuple[Network, list[Workload]], target: dict[str, Any]) 
 @pytest.fixture
 def store(
     network: tuple[Network, list[Workload]], target: dict[str, Any], candidates: dict[str, list[Any]]
-) -> MemoryStore:
+) -> DuckDBStore:
     """Two local devices with the same programs and opposite opinions about them."""
-    made = MemoryStore()
+    made = DuckDBStore()
     made.add_network(*network)
     now = datetime.now(UTC)
     for name, kind, latencies in (("a", "local", (1e-3, 2e-3)), ("b", "fake", (2e-3, 1e-3))):
@@ -115,7 +115,7 @@ def records_of(folder: str) -> dict[str, tuple[str, float]]:
     return found
 
 
-def test_best_writes_a_checked_library_and_a_database(store: MemoryStore, settings: Settings, tmp_path: Path) -> None:
+def test_best_writes_a_checked_library_and_a_database(store: DuckDBStore, settings: Settings, tmp_path: Path) -> None:
     report = deploy.best(fleet_of(settings, store), network="net", device="a", out=tmp_path / "out")
     assert report.library == str(tmp_path / "out" / "net-a.so") and Path(report.library).is_file()
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["net-a-database", "net-a.so"]
@@ -135,7 +135,7 @@ def test_best_writes_a_checked_library_and_a_database(store: MemoryStore, settin
 
 
 def test_best_uses_the_records_of_that_device_only(
-    store: MemoryStore, settings: Settings, candidates: dict[str, list[Any]]
+    store: DuckDBStore, settings: Settings, candidates: dict[str, list[Any]]
 ) -> None:
     folders = {}
     for name in ("a", "b"):
@@ -182,7 +182,7 @@ def test_layout_rewrites_of_constant_weights_are_done_at_compile_time(nets: None
 
 
 def test_wrong_outputs_are_an_error_and_nothing_is_written(
-    store: MemoryStore, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: DuckDBStore, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_best, "run_torch", lambda *_args, **_more: ((np.ones((1, 10), np.float32),), 1e-3))
     with pytest.raises(
@@ -214,7 +214,7 @@ def test_max_abs_error(found: list[list[float]], expected: list[list[float]], er
 
 
 def test_bad_input(
-    store: MemoryStore, settings: Settings, network: tuple[Network, list[Workload]], target: dict[str, Any]
+    store: DuckDBStore, settings: Settings, network: tuple[Network, list[Workload]], target: dict[str, Any]
 ) -> None:
     now = datetime.now(UTC)
     with pytest.raises(NotFoundError):

@@ -12,11 +12,11 @@ from typing import Any
 from storage import (
     Device,
     DeviceState,
+    DuckDBStore,
     Measurement,
     MeasurementBatch,
     MeasurementState,
     MeasurementStore,
-    MemoryStore,
     RunKind,
     Workload,
     stable_id,
@@ -34,9 +34,9 @@ def add_device(store: MeasurementStore, name: str, target: dict[str, Any], famil
     store.add_device(row, "enrolled")
 
 
-def new_store(*names: str) -> MemoryStore:
+def new_store(*names: str) -> DuckDBStore:
     """An empty store with x86-64 devices."""
-    store = MemoryStore()
+    store = DuckDBStore()
     for name in names or ("cpu",):
         add_device(store, name, TARGET, "x86_64")
     return store

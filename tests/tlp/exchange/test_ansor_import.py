@@ -21,7 +21,6 @@ from storage import (
     DeviceState,
     DuckDBStore,
     MeasurementStore,
-    MemoryStore,
     Program,
     RunKind,
     RunState,
@@ -70,7 +69,7 @@ def add_device(store: MeasurementStore, name: str, kind: str, family: str) -> No
 
 @pytest.fixture(params=["memory", "duckdb"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> MeasurementStore:
-    made: MeasurementStore = MemoryStore() if request.param == "memory" else DuckDBStore(tmp_path / "store.duckdb")
+    made: MeasurementStore = DuckDBStore() if request.param == "memory" else DuckDBStore(tmp_path / "store.duckdb")
     add_device(made, "cpu", "llvm", "x86_64")
     add_device(made, "gpu", "cuda", "cuda")
     return made

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from storage import MemoryStore, RunKind, RunState
+from storage import DuckDBStore, RunKind, RunState
 from tests.fleets import fleet_of
 from tests.tlp.exchange.metaschedule_helpers import DATA, REAL, add_device, changed, measured, new_store, write
 from tlp.core.errors import InvalidInputError, NotFoundError
@@ -224,7 +224,7 @@ def test_modules_of_other_releases_are_not_given_to_tvm(release: str) -> None:
 
 
 def test_a_database_of_a_gpu_with_a_nested_host() -> None:
-    store = MemoryStore()
+    store = DuckDBStore()
     add_device(store, "apple", {"kind": "metal"}, "metal")
     report = import_metaschedule(store, DATA / "metal-web-llm", "apple")
     assert (report.read, report.stored, report.workloads, report.skipped) == (19, 19, 19, ())
@@ -392,7 +392,7 @@ def test_refused(tmp_path: Path) -> None:
 
 
 def test_nothing_is_enrolled_for_a_folder_without_a_database(tmp_path: Path) -> None:
-    store = MemoryStore()
+    store = DuckDBStore()
     with pytest.raises(InvalidInputError, match="holds no MetaSchedule database"):
         exchange.import_metaschedule(
             fleet_of(Settings(home=tmp_path), store), tmp_path, device="new", target="x86-64-v3"

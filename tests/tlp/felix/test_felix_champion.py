@@ -9,7 +9,7 @@ import mlflow
 import pytest
 import torch
 
-from storage import Device, DeviceState, MemoryStore, RunKind
+from storage import Device, DeviceState, DuckDBStore, RunKind
 from tests.conftest import ServedRegistry
 from tests.fleets import fleet_of
 from tlp.core.errors import NotFoundError
@@ -38,7 +38,7 @@ def checkpoint(folder: Path, seed: int) -> Path:
 
 @pytest.mark.slow
 def test_the_champion_of_felix_is_what_is_descended_through(
-    store: MemoryStore, small: Settings, target: dict[str, object], mlflow_server: ServedRegistry, tmp_path: Path
+    store: DuckDBStore, small: Settings, target: dict[str, object], mlflow_server: ServedRegistry, tmp_path: Path
 ) -> None:
     settings = small.model_copy(update={"home": mlflow_server.served.home, "mlflow_uri": mlflow_server.url})
     device = Device("c", target, FAMILY, 10, {}, {"kind": "fake"}, DeviceState.SERVING, datetime.now(UTC))

@@ -11,7 +11,7 @@ import mlflow
 import pytest
 import torch
 
-from storage import Device, DeviceState, MemoryStore
+from storage import Device, DeviceState, DuckDBStore
 from tlp.core.errors import ModelFormatError
 from tlp.core.registry import Submission
 from tlp.core.settings import Settings
@@ -26,7 +26,7 @@ KEY = "felix-x86_64"
 
 
 @pytest.fixture
-def registry(store: MemoryStore, mlflow_settings: Settings, tmp_path: Path) -> Registry:
+def registry(store: DuckDBStore, mlflow_settings: Settings, tmp_path: Path) -> Registry:
     """Two versions, the second the champion."""
     made = Registry(mlflow_settings, store)
     for seed in range(2):

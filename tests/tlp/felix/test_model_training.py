@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage import MemoryStore, Sketch
+from storage import DuckDBStore, Sketch
 from tests.tlp import small_fleet
 from tlp.core.errors import InvalidInputError
 from tlp.felix.columns import NAMES, TVM_COLUMNS, WIDTH
@@ -34,8 +34,8 @@ OPTIONS = dataclasses.replace(FELIX_OPTIONS, epochs=12, batch_lists=2, threads=1
 
 
 @pytest.fixture(scope="module")
-def real() -> MemoryStore:
-    made = MemoryStore()
+def real() -> DuckDBStore:
+    made = DuckDBStore()
     small_fleet.fill(made)
     return made
 
@@ -46,12 +46,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def reader(real: MemoryStore, folder: Path) -> StoreReader:
+def reader(real: DuckDBStore, folder: Path) -> StoreReader:
     return StoreReader(real, small_fleet.TARGET, folder)
 
 
 @pytest.fixture(scope="module")
-def dataset(real: MemoryStore) -> Dataset:
+def dataset(real: DuckDBStore) -> Dataset:
     return build_dataset(real, [small_fleet.DEVICE])
 
 
@@ -60,13 +60,13 @@ def data(dataset: Dataset, reader: StoreReader) -> FelixData:
     return read_stores(dataset, reader)
 
 
-def programs(real: MemoryStore) -> list[tuple[Sketch, Sequence[int]]]:
+def programs(real: DuckDBStore) -> list[tuple[Sketch, Sequence[int]]]:
     sketches = {sketch.sketch_id: sketch for sketch in real.get_sketches()}
     frame = real.samples(devices=[small_fleet.DEVICE])
     return [(sketches[s], tuple(d)) for s, d in frame.select("sketch_id", "decisions").iter_rows()]
 
 
-def test_the_features_are_tvm_s_of_the_stated_program_and_the_unrolling(real: MemoryStore, reader: StoreReader) -> None:
+def test_the_features_are_tvm_s_of_the_stated_program_and_the_unrolling(real: DuckDBStore, reader: StoreReader) -> None:
     """Against a schedule that is made here, instruction by instruction, without post-processors."""
     from tvm.s_tir import Schedule
     from tvm.s_tir.meta_schedule import MeasureCandidate
@@ -102,7 +102,7 @@ def test_the_features_are_tvm_s_of_the_stated_program_and_the_unrolling(real: Me
 
 
 def test_features_with_and_without_post_processors_live_side_by_side(
-    real: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    real: DuckDBStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = programs(real)[:3]
     whole = PerStoreFeatures(real, small_fleet.TARGET, tmp_path).get(asked)
@@ -116,7 +116,7 @@ def test_features_with_and_without_post_processors_live_side_by_side(
         np.testing.assert_array_equal(a, b)
 
 
-def test_the_unrolling_of_many_programs_is_that_of_each(real: MemoryStore) -> None:
+def test_the_unrolling_of_many_programs_is_that_of_each(real: DuckDBStore) -> None:
     sketch, _ = programs(real)[0]
     slots = decision_slots(parse_sketch(sketch.instructions_json)[0])
     (unroll,) = [slot for slot in slots if slot.candidates and max(slot.candidates) > 1]
@@ -145,7 +145,7 @@ def test_stores_are_taken_and_padded_without_loss(counts: list[int], seed: int) 
         assert not features[place][~mask[place]].any() and taken.known[place] == (counts[index] > 0)
 
 
-def test_it_learns_ranks_and_says_the_same_twice(real: MemoryStore, data: FelixData, folder: Path) -> None:
+def test_it_learns_ranks_and_says_the_same_twice(real: DuckDBStore, data: FelixData, folder: Path) -> None:
     seen: list[EpochReport] = []
     first = train_felix(data, OPTIONS, config=SMALL, on_epoch=seen.append)
     second = train_felix(data, OPTIONS, config=SMALL)
@@ -159,7 +159,7 @@ def test_it_learns_ranks_and_says_the_same_twice(real: MemoryStore, data: FelixD
     assert results["felix"].top(1) > results[RANDOM].top(1) + 0.1
 
 
-def test_it_sees_the_snapshot_and_split_of_mtl_tlp(data: FelixData, dataset: Dataset, real: MemoryStore) -> None:
+def test_it_sees_the_snapshot_and_split_of_mtl_tlp(data: FelixData, dataset: Dataset, real: DuckDBStore) -> None:
     trained = train_felix(data, dataclasses.replace(OPTIONS, epochs=1), config=SMALL)
     manifest = trained.manifest
     assert (manifest.kind, manifest.heads, manifest.holdout) == ("felix", (small_fleet.DEVICE,), ("held",))
@@ -202,7 +202,7 @@ def test_programs_that_tvm_cannot_replay_are_left_out(dataset: Dataset, data: Fe
 
 
 def test_what_has_no_features_is_ranked_last(
-    real: MemoryStore, data: FelixData, folder: Path, monkeypatch: pytest.MonkeyPatch
+    real: DuckDBStore, data: FelixData, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scorer = FelixScorer(train_felix(data, dataclasses.replace(OPTIONS, epochs=1), config=SMALL), real, folder)
     asked = [p for p in programs(real) if p[0].workload_id == programs(real)[0][0].workload_id]

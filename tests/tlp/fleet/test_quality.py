@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage import MemoryStore, RoundQuality
+from storage import DuckDBStore, RoundQuality
 from tests.fleets import fleet_of
 from tlp.core.settings import Settings
 from tlp.fleet import quality
@@ -73,7 +73,7 @@ def rounds(
 
 
 def test_a_real_fall_is_told_with_both_numbers() -> None:
-    store = MemoryStore()
+    store = DuckDBStore()
     store.add_round_qualities(rounds(20, 0.9, 1) + rounds(10, 0.7, 2))
     reason = fell(fleet_of(SETTINGS, store), "cpu0", "3")
     assert reason is not None and reason.startswith("version 3 ranks 7")
@@ -98,7 +98,7 @@ def test_a_real_fall_is_told_with_both_numbers() -> None:
     ids=["small", "better", "short", "few", "flagged", "ties", "other-strata"],
 )
 def test_no_fall(history: list[RoundQuality]) -> None:
-    store = MemoryStore()
+    store = DuckDBStore()
     store.add_round_qualities(history)
     assert fell(fleet_of(SETTINGS, store), "cpu0", "3") is None
 
@@ -106,7 +106,7 @@ def test_no_fall(history: list[RoundQuality]) -> None:
 def test_harder_pairs_are_no_fall() -> None:
     """Survivors of a search are more alike: the plain accuracy falls by a quarter, the model is the same."""
     chances = (0.6, 0.75, 0.95)
-    store = MemoryStore()
+    store = DuckDBStore()
     store.add_round_qualities(rounds(20, chances, 1, pairs=(6, 6, 24)) + rounds(10, chances, 2, pairs=(30, 6, 0)))
     history = store.round_qualities()
     plain = [quality.accuracy(history[:20]), quality.accuracy(history[20:])]
@@ -118,7 +118,7 @@ def test_harder_pairs_are_no_fall() -> None:
 
 def test_later_visits_of_a_task_are_compared_with_later_visits() -> None:
     early, late = rounds(14, 0.9, 1), rounds(6, 0.65, 2, visit=5)
-    store = MemoryStore()
+    store = DuckDBStore()
     store.add_round_qualities([*early, *late, *rounds(10, 0.65, 3, visit=9)])
     assert fell(fleet_of(SETTINGS, store), "cpu0", "3") is None
 
@@ -133,7 +133,7 @@ def test_false_alarms_are_rare_and_real_falls_are_seen() -> None:
     def alarms(histories: list[list[RoundQuality]]) -> int:
         count = 0
         for history in histories:
-            store = MemoryStore()
+            store = DuckDBStore()
             store.add_round_qualities(history)
             count += fell(fleet_of(SETTINGS, store), "cpu0", "3") is not None
         return count
@@ -143,7 +143,7 @@ def test_false_alarms_are_rare_and_real_falls_are_seen() -> None:
 
 
 def test_summary_of_a_version() -> None:
-    store = MemoryStore()
+    store = DuckDBStore()
     assert summary(fleet_of(SETTINGS, store), "cpu0", "3") is None
     few = [replace(row, best_of={1: 0.5, 5: 1.0}) for row in rounds(4, 0.9, 1)]
     store.add_round_qualities([*few, *rounds(2, 0.1, 2, canary_off=True)])

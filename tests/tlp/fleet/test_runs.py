@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from storage import Device, DeviceState, DuckDBStore, MemoryStore, RunKind, RunState
+from storage import Device, DeviceState, DuckDBStore, RunKind, RunState
 from tlp.core import processes as _process
 from tlp.core.errors import BusyError, DeviceError, InvalidInputError, UserError
 from tlp.core.settings import Settings
@@ -20,8 +20,8 @@ from tlp.training.submit import mark_serving
 
 
 @pytest.fixture
-def store() -> MemoryStore:
-    store = MemoryStore()
+def store() -> DuckDBStore:
+    store = DuckDBStore()
     add_device(store, "cpu0")
     return store
 
@@ -31,7 +31,7 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(home=tmp_path)
 
 
-def add_device(store: MemoryStore | DuckDBStore, name: str, state: DeviceState = DeviceState.ENROLLED) -> None:
+def add_device(store: DuckDBStore | DuckDBStore, name: str, state: DeviceState = DeviceState.ENROLLED) -> None:
     target = {"kind": "llvm", "num-cores": 1}
     store.add_device(
         Device(name, target, "x86_64", 10, {}, {"kind": "local"}, state, datetime.now(UTC)), reason="enrolled"
@@ -47,7 +47,7 @@ def dead_owner() -> dict[str, object]:
 
 
 # -- how a run ends ------------------------------------------------------------------------------------------
-def test_a_run_is_running_and_then_done(store: MemoryStore) -> None:
+def test_a_run_is_running_and_then_done(store: DuckDBStore) -> None:
     with runs.open_run(store, RunKind.MEASURE, device="cpu0", params={"samples": 3}) as run:
         row = store.get_run(run.run_id)
         assert row.state is RunState.RUNNING
@@ -57,7 +57,7 @@ def test_a_run_is_running_and_then_done(store: MemoryStore) -> None:
     assert (row.state, row.result, row.params, row.device) == (RunState.DONE, {"ok": 3}, {"samples": 3}, "cpu0")
 
 
-def test_a_skipped_run_says_why(store: MemoryStore) -> None:
+def test_a_skipped_run_says_why(store: DuckDBStore) -> None:
     with runs.open_run(store, RunKind.TRAIN) as run:
         run.skip("no new samples")
     row = store.get_run(run.run_id)
@@ -74,7 +74,7 @@ def test_a_skipped_run_says_why(store: MemoryStore) -> None:
     ],
 )
 def test_an_exception_closes_the_run_and_goes_on(
-    store: MemoryStore, error: BaseException, state: RunState, reason: str
+    store: DuckDBStore, error: BaseException, state: RunState, reason: str
 ) -> None:
     with pytest.raises(type(error)), runs.open_run(store, RunKind.TUNE) as run:
         run.result = {"trials": 7}
@@ -83,14 +83,14 @@ def test_an_exception_closes_the_run_and_goes_on(
     assert (row.state, row.reason, row.result) == (state, reason, {"trials": 7})
 
 
-def test_a_store_that_fails_at_the_end_does_not_hide_the_error(store: MemoryStore) -> None:
+def test_a_store_that_fails_at_the_end_does_not_hide_the_error(store: DuckDBStore) -> None:
     with pytest.raises(ValueError, match="the news") as caught, runs.open_run(store, RunKind.TUNE) as run:
         store.finish_run(run.run_id, RunState.DONE, "closed by somebody else")
         raise ValueError("the news")
     assert "could not be closed" in caught.value.__notes__[0]
 
 
-def test_sigterm_interrupts_and_the_handler_is_put_back(store: MemoryStore) -> None:
+def test_sigterm_interrupts_and_the_handler_is_put_back(store: DuckDBStore) -> None:
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt), runs.open_run(store, RunKind.TRAIN) as outer:  # noqa: SIM117 - nested runs
         with runs.open_run(store, RunKind.EVALUATE) as inner:
@@ -101,7 +101,7 @@ def test_sigterm_interrupts_and_the_handler_is_put_back(store: MemoryStore) -> N
         assert (row.state, row.reason) == (RunState.INTERRUPTED, "SIGTERM")
 
 
-def test_runs_in_other_threads(store: MemoryStore) -> None:
+def test_runs_in_other_threads(store: DuckDBStore) -> None:
     states = []
 
     def body() -> None:
@@ -116,7 +116,7 @@ def test_runs_in_other_threads(store: MemoryStore) -> None:
 
 
 # -- reaping -------------------------------------------------------------------------------------------------
-def test_reap_closes_runs_of_dead_processes_only(store: MemoryStore) -> None:
+def test_reap_closes_runs_of_dead_processes_only(store: DuckDBStore) -> None:
     dead = store.start_run(RunKind.MEASURE, device="cpu0", params={}, owner=dead_owner())
     elsewhere = store.start_run(RunKind.TRAIN, device=None, params={}, owner=dead_owner() | {"host": "other-host"})
     with runs.open_run(store, RunKind.TUNE) as alive:
@@ -127,7 +127,7 @@ def test_reap_closes_runs_of_dead_processes_only(store: MemoryStore) -> None:
     assert runs.reap(store) == []
 
 
-def test_a_pid_that_is_used_again_is_another_process(store: MemoryStore) -> None:
+def test_a_pid_that_is_used_again_is_another_process(store: DuckDBStore) -> None:
     owner = _process.identity() | {"create_time": 1.0}
     run_id = store.start_run(RunKind.MEASURE, device=None, params={}, owner=owner)
     assert runs.reap(store) == [run_id]
@@ -135,7 +135,7 @@ def test_a_pid_that_is_used_again_is_another_process(store: MemoryStore) -> None
 
 @pytest.mark.parametrize("rest", [DeviceState.ENROLLED, DeviceState.SERVING])
 @pytest.mark.parametrize("busy", [DeviceState.MEASURING, DeviceState.TRAINING])
-def test_reap_puts_a_device_left_busy_back(store: MemoryStore, rest: DeviceState, busy: DeviceState) -> None:
+def test_reap_puts_a_device_left_busy_back(store: DuckDBStore, rest: DeviceState, busy: DeviceState) -> None:
     store.set_device_state("cpu0", rest, "promoted")
     store.start_run(RunKind.BOOTSTRAP, device="cpu0", params={}, owner=dead_owner())
     store.set_device_state("cpu0", busy, "run")
@@ -143,7 +143,7 @@ def test_reap_puts_a_device_left_busy_back(store: MemoryStore, rest: DeviceState
     assert store.get_device("cpu0").state is rest
 
 
-def test_reap_leaves_a_device_at_work_alone(store: MemoryStore) -> None:
+def test_reap_leaves_a_device_at_work_alone(store: DuckDBStore) -> None:
     with (
         runs.open_run(store, RunKind.MEASURE, device="cpu0"),
         runs.device_activity(store, "cpu0", DeviceState.MEASURING, "run"),
@@ -154,7 +154,7 @@ def test_reap_leaves_a_device_at_work_alone(store: MemoryStore) -> None:
 
 
 @pytest.mark.parametrize("busy", [DeviceState.MEASURING, DeviceState.TRAINING])
-def test_no_work_starts_on_a_device_that_was_just_retired(store: MemoryStore, busy: DeviceState) -> None:
+def test_no_work_starts_on_a_device_that_was_just_retired(store: DuckDBStore, busy: DeviceState) -> None:
     store.set_device_state("cpu0", DeviceState.RETIRED, "sold")
     with (
         pytest.raises(UserError, match=r"is retired since .*\(sold\)") as caught,
@@ -165,7 +165,7 @@ def test_no_work_starts_on_a_device_that_was_just_retired(store: MemoryStore, bu
     assert store.get_device("cpu0").state is DeviceState.RETIRED
 
 
-class RetiredInBetween(MemoryStore):
+class RetiredInBetween(DuckDBStore):
     """A person retires the device right after the next look at it."""
 
     armed = False
@@ -209,7 +209,7 @@ def test_a_person_retires_between_the_look_and_the_step() -> None:
     assert store.get_device("cpu0").state is DeviceState.ENROLLED
 
 
-def test_an_activity_leaves_a_state_that_its_body_set(store: MemoryStore) -> None:
+def test_an_activity_leaves_a_state_that_its_body_set(store: DuckDBStore) -> None:
     with runs.device_activity(store, "cpu0", DeviceState.TRAINING, "run"):
         store.set_device_state("cpu0", DeviceState.SERVING, "promoted")
     assert store.get_device("cpu0").state is DeviceState.SERVING
@@ -308,15 +308,15 @@ def test_overlapping_work_leaves_the_device_in_no_state_of_work(store):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_ctrl_c_while_the_row_is_closed_does_not_leave_it_open(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch, number: int
+    store: DuckDBStore, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    finish = MemoryStore.finish_run
+    finish = DuckDBStore.finish_run
 
-    def interrupted(self: MemoryStore, *args: object) -> None:
+    def interrupted(self: DuckDBStore, *args: object, **named: object) -> None:
         signal.raise_signal(number)
-        finish(self, *args)  # type: ignore[arg-type]
+        finish(self, *args, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(MemoryStore, "finish_run", interrupted)
+    monkeypatch.setattr(DuckDBStore, "finish_run", interrupted)
     with pytest.raises(KeyboardInterrupt), runs.open_run(store, RunKind.MEASURE, device="cpu0"):
         signal.raise_signal(signal.SIGINT)
     assert store.list_runs()[0].state is RunState.INTERRUPTED

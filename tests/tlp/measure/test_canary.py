@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from storage import Canary, CanaryState, DeviceState, MemoryStore, Network, NetworkTask, RunKind
+from storage import Canary, CanaryState, DeviceState, DuckDBStore, Network, NetworkTask, RunKind
 from storage.testing import example_device
 from tests.fleets import fleet_of
 from tests.tlp import small_fleet
@@ -26,8 +26,8 @@ SETTINGS = Settings(canary=True, measure_batch=4, canary_tolerance=0.1, canary_d
 
 
 @pytest.fixture
-def store() -> MemoryStore:
-    made = MemoryStore()
+def store() -> DuckDBStore:
+    made = DuckDBStore()
     made.add_device(example_device("cpu0", target=TARGET, state=DeviceState.SERVING), "test")
     return made
 
@@ -52,16 +52,16 @@ class Machine(FakeRunner):
         return outcome
 
 
-def watch(store: MemoryStore, runner: FakeRunner, settings: Settings = SETTINGS) -> CanaryWatch:
+def watch(store: DuckDBStore, runner: FakeRunner, settings: Settings = SETTINGS) -> CanaryWatch:
     run_id = store.start_run(RunKind.MEASURE, device="cpu0", params={}, owner={})
     return CanaryWatch(fleet_of(settings, store), store.get_device("cpu0"), run_id, runner)
 
 
-def rows(store: MemoryStore) -> list[Canary]:
+def rows(store: DuckDBStore) -> list[Canary]:
     return store.canaries(device="cpu0")[::-1]
 
 
-def test_the_first_canary_is_the_reference_and_stays_it(store: MemoryStore) -> None:
+def test_the_first_canary_is_the_reference_and_stays_it(store: DuckDBStore) -> None:
     seen = watch(store, FakeRunner())
     assert seen.check() is False
     store.add_canaries(seen.take())
@@ -90,7 +90,7 @@ def test_the_first_canary_is_the_reference_and_stays_it(store: MemoryStore) -> N
     ],
 )
 def test_off_is_further_away_than_allowed_in_either_direction(
-    store: MemoryStore, seconds: list[float | None], off: bool, change: str
+    store: DuckDBStore, seconds: list[float | None], off: bool, change: str
 ) -> None:
     seen = watch(store, Machine(*[1.0] * canary.REFERENCE_RUNS, *seconds))
     assert seen.check() is False
@@ -101,7 +101,7 @@ def test_off_is_further_away_than_allowed_in_either_direction(
     assert (seen.checks, seen.off_checks) == (2, int(off))
 
 
-def test_what_is_allowed_grows_with_the_dispersion_of_the_reference(store: MemoryStore) -> None:
+def test_what_is_allowed_grows_with_the_dispersion_of_the_reference(store: DuckDBStore) -> None:
     seen = watch(store, Machine(0.96, 0.98, 1.0, 1.02, 1.04, 1.17))
     seen.check()
     reference = seen.take()[0]
@@ -110,7 +110,7 @@ def test_what_is_allowed_grows_with_the_dispersion_of_the_reference(store: Memor
     assert seen.check() is False, "17% is inside 10% + 3 * 3%"
 
 
-def test_a_restless_machine_gets_no_reference_and_is_asked_a_few_times_only(store: MemoryStore) -> None:
+def test_a_restless_machine_gets_no_reference_and_is_asked_a_few_times_only(store: DuckDBStore) -> None:
     runner = Machine(*[1.0, 2.0, 4.0, 1.0, 3.0] * canary.REFERENCE_TRIES, 5.0)
     seen = watch(store, runner)
     assert [seen.check() for _ in range(canary.REFERENCE_TRIES + 2)] == [None] * (canary.REFERENCE_TRIES + 2)
@@ -123,7 +123,7 @@ def test_a_restless_machine_gets_no_reference_and_is_asked_a_few_times_only(stor
     assert "does not run here: RUN_ERROR" in broken.take()[0].reason
 
 
-def test_another_tvm_is_told_from_another_machine(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_tvm_is_told_from_another_machine(store: DuckDBStore, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = watch(store, FakeRunner())
     seen.check()
     store.add_canaries(seen.take())
@@ -138,7 +138,7 @@ def test_another_tvm_is_told_from_another_machine(store: MemoryStore, monkeypatc
     assert text.endswith("→ 99.0")
 
 
-def test_a_person_re_bases_and_nobody_else_does(store: MemoryStore) -> None:
+def test_a_person_re_bases_and_nobody_else_does(store: DuckDBStore) -> None:
     def once(factor: float) -> Canary:
         seen = watch(store, FakeRunner(slowdown=lambda _programs: factor))
         seen.check()
@@ -155,7 +155,7 @@ def test_a_person_re_bases_and_nobody_else_does(store: MemoryStore) -> None:
     assert once(1.0).state is CanaryState.OFF
 
 
-def test_switched_off_or_no_cpu_means_that_nothing_is_known(store: MemoryStore) -> None:
+def test_switched_off_or_no_cpu_means_that_nothing_is_known(store: DuckDBStore) -> None:
     class Untouchable(FakeRunner):
         def measure(self, inputs: Any) -> Any:
             raise AssertionError("nothing is to be measured")
@@ -166,7 +166,7 @@ def test_switched_off_or_no_cpu_means_that_nothing_is_known(store: MemoryStore) 
 
 
 # -- in a session ---------------------------------------------------------------------------------------------------
-def measured(store: MemoryStore, slowdown: Callable[[int], float], samples: int = 12) -> Any:
+def measured(store: DuckDBStore, slowdown: Callable[[int], float], samples: int = 12) -> Any:
     with runs.open_run(store, RunKind.MEASURE, device="cpu0") as run, FakeRunner(slowdown=slowdown) as runner:
         return measure_device(
             fleet_of(SETTINGS, store),
@@ -179,14 +179,14 @@ def measured(store: MemoryStore, slowdown: Callable[[int], float], samples: int 
 
 
 @pytest.fixture
-def with_network(store: MemoryStore) -> MemoryStore:
+def with_network(store: DuckDBStore) -> DuckDBStore:
     made = [small_fleet.workload(name) for name in ("dense_16_64", "dense_64_64")]
     tasks = tuple(NetworkTask(w.workload_id, w.name, 1) for w in made)
     store.add_network(Network("net", True, "builtin:test", small_fleet.AT, tasks), made)
     return store
 
 
-def test_batches_measured_while_it_is_off_are_kept_flagged_and_do_not_count(with_network: MemoryStore) -> None:
+def test_batches_measured_while_it_is_off_are_kept_flagged_and_do_not_count(with_network: DuckDBStore) -> None:
     store = with_network
     report = measured(store, lambda programs: 1.5 if 4 <= programs < 8 else 1.0)  # the second batch
     frame = store.measurements()
@@ -199,7 +199,7 @@ def test_batches_measured_while_it_is_off_are_kept_flagged_and_do_not_count(with
     assert (counts.samples_ok, counts.samples_flagged) == (12, 4)
 
 
-def test_a_machine_that_stays_off_ends_the_session_with_the_numbers(with_network: MemoryStore) -> None:
+def test_a_machine_that_stays_off_ends_the_session_with_the_numbers(with_network: DuckDBStore) -> None:
     report = measured(with_network, lambda programs: 1.0 if programs < 4 else 1.5, samples=8)
     assert (report.ok, report.flagged) == (4, 20)
     assert report.reason == (
@@ -208,7 +208,7 @@ def test_a_machine_that_stays_off_ends_the_session_with_the_numbers(with_network
     )
 
 
-def test_for_real(store: MemoryStore) -> None:
+def test_for_real(store: DuckDBStore) -> None:
     lenient = Settings(canary=True, canary_tolerance=1e9, canary_max_dispersion=1e9)
     with LocalEndpoint().open_runner(lenient) as runner:
         seen = watch(store, runner, lenient)

@@ -18,7 +18,7 @@ TARGET = {"kind": "llvm", "mcpu": "x86-64-v2", "num-cores": 1}
 
 @pytest.fixture
 def store() -> MeasurementStore:
-    found = open_store(None)
+    found = open_store("duckdb::memory:")
     row = Device("cpu", TARGET, "x86_64", 6, {}, {"kind": "fake"}, DeviceState.ENROLLED, datetime.now(UTC))
     found.add_device(row, "for a test")
     return found

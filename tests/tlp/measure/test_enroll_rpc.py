@@ -24,7 +24,7 @@ QUICK = {"queue_timeout_s": 2.0, "upload_timeout_s": 5.0, "run_timeout_s": 5.0}
 
 @pytest.fixture
 def store() -> MeasurementStore:
-    return open_store(None)
+    return open_store("duckdb::memory:")
 
 
 def enroll(store: MeasurementStore, tracker: str, *, key: str = "board", cc: str | None = None, **limits: float):

@@ -44,7 +44,7 @@ def store(limits: Settings) -> MeasurementStore:
 
     from tlp.programs.workloads import workload_from_module
 
-    found = open_store(limits.store_path)
+    found = open_store(limits.store_url)
     for name in ("board", "other"):
         found.add_device(example_device(name, target=TARGET, min_samples=10), reason="enrolled")
     a, b = te.placeholder((16, 32), name="a"), te.placeholder((32, 32), name="b")
@@ -79,7 +79,7 @@ def test_back_off_doubles_and_is_kept_in_the_history(store, limits):
     waits = []
     quarantined(store, 0)
     for number in range(6):
-        again = open_store(limits.store_path)  # as another process would
+        again = open_store(limits.store_url)  # as another process would
         found = quarantine.probation(fleet_of(limits, again), "board")
         assert found is not None and found.failed_probes == number
         waits.append((found.next_at - found.last_at).total_seconds())

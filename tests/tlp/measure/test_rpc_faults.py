@@ -221,7 +221,7 @@ def test_a_device_that_stays_away_is_quarantined_and_comes_back_within_the_run(o
 
     limits = {"queue_timeout_s": 3.0, "device_max_losses": 2, "probe_first_s": 0.5, "probe_longest_s": 2.0}
     settings = Settings(home=tmp_path, canary=False, measure_batch=2, check_every=3, **limits)
-    store = open_store(settings.store_path)
+    store = open_store(settings.store_url)
     target = {"kind": "llvm", "mcpu": "x86-64-v2", "num-cores": 1}
     endpoint = {"kind": "rpc", "tracker": own.tracker, "key": "life", "cc": None}
     store.add_device(replace(example_device("pi", target=target), endpoint=endpoint), reason="enrolled")

@@ -17,7 +17,6 @@ from storage import (
     MeasurementBatch,
     MeasurementState,
     MeasurementStore,
-    MemoryStore,
     Network,
     NetworkTask,
     RunKind,
@@ -68,8 +67,8 @@ def fill(store: MeasurementStore, *, big_only: bool = True) -> None:
 
 
 @pytest.fixture
-def store() -> MemoryStore:
-    store = MemoryStore()
+def store() -> DuckDBStore:
+    store = DuckDBStore()
     fill(store)
     return store
 
@@ -89,7 +88,7 @@ def measure(
         )
 
 
-def test_budget_is_spread_over_workloads_and_nothing_is_measured_twice(store: MemoryStore) -> None:
+def test_budget_is_spread_over_workloads_and_nothing_is_measured_twice(store: DuckDBStore) -> None:
     progress: list[tuple[int, int, int]] = []
     first = measure(store, 10, on_progress=lambda *counts: progress.append(counts))
     second = measure(store, 6)
@@ -103,7 +102,7 @@ def test_budget_is_spread_over_workloads_and_nothing_is_measured_twice(store: Me
     assert [e.state for e in store.device_events("cpu0")][1:3] == [DeviceState.MEASURING, DeviceState.ENROLLED]
 
 
-def test_failures_are_stored_and_do_not_count(store: MemoryStore) -> None:
+def test_failures_are_stored_and_do_not_count(store: DuckDBStore) -> None:
     report = measure(store, 9, FakeRunner(fail_every=3))
     states = Counter(store.measurements(device="cpu0")["state"])
     assert report.ok == 9 == states[MeasurementState.OK]
@@ -131,7 +130,7 @@ class Watched(FakeRunner):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("cable")])
-def test_what_was_measured_is_kept_when_it_ends_early(store: MemoryStore, error: BaseException) -> None:
+def test_what_was_measured_is_kept_when_it_ends_early(store: DuckDBStore, error: BaseException) -> None:
     runner = Watched(store, 6, error)
     with pytest.raises(type(error)):
         measure(store, 20, runner)
@@ -143,16 +142,16 @@ def test_what_was_measured_is_kept_when_it_ends_early(store: MemoryStore, error:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_ctrl_c_while_the_first_is_stored_costs_nothing(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch, number: int
+    store: DuckDBStore, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    keep = MemoryStore.add_measurements
+    keep = DuckDBStore.add_measurements
 
-    def impatient(self: MemoryStore, batch: MeasurementBatch) -> object:
+    def impatient(self: DuckDBStore, batch: MeasurementBatch) -> object:
         if len(runner.rows) == 6:
             signal.raise_signal(number)
         return keep(self, batch)
 
-    monkeypatch.setattr(MemoryStore, "add_measurements", impatient)
+    monkeypatch.setattr(DuckDBStore, "add_measurements", impatient)
     runner = Watched(store, 6, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         measure(store, 20, runner)
@@ -160,7 +159,7 @@ def test_a_second_ctrl_c_while_the_first_is_stored_costs_nothing(
     assert store.list_runs()[0].state is RunState.INTERRUPTED
 
 
-def test_an_all_failed_batch_stops_it_and_quarantines_the_device(store: MemoryStore) -> None:
+def test_an_all_failed_batch_stops_it_and_quarantines_the_device(store: DuckDBStore) -> None:
     with pytest.raises(AllFailedError, match=r"all of the last 4 programs failed .* 4 of them with RUN_ERROR: failed"):
         measure(store, 20, FakeRunner(fail_every=1))
     assert store.device_counts()["cpu0"].samples_failed == 4
@@ -170,19 +169,19 @@ def test_an_all_failed_batch_stops_it_and_quarantines_the_device(store: MemorySt
 
 
 def test_an_exhausted_design_space_is_said() -> None:
-    store = MemoryStore()
+    store = DuckDBStore()
     fill(store, big_only=False)
     report = measure(store, 50, workload_ids=[workloads()[2].workload_id])
     assert 0 < report.ok < 50
     assert "no more programs" in report.reason
 
 
-def test_what_cannot_be_measured_is_refused(store: MemoryStore) -> None:
+def test_what_cannot_be_measured_is_refused(store: DuckDBStore) -> None:
     with pytest.raises(InvalidInputError, match="samples=0"):
         measure(store, 0)
     with pytest.raises(NotFoundError):
         measure(store, 1, workload_ids=["nowhere"])
-    empty = MemoryStore()
+    empty = DuckDBStore()
     empty.add_device(example_device("cpu0"), reason="enrolled")
     with pytest.raises(NotFoundError, match="no network"):
         measure(empty, 1)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from storage import MemoryStore
+from storage import DuckDBStore
 from tlp.core.registry import Submission
 from tlp.core.settings import Settings
 from tlp.language.vocabulary import Vocabulary
@@ -45,7 +45,7 @@ def checkpoint() -> Checkpoint:
 
 
 def test_pyfunc_scores_like_the_predictor(checkpoint: Checkpoint, mlflow_settings: Settings, tmp_path: Path) -> None:
-    registry = Registry(mlflow_settings, MemoryStore())
+    registry = Registry(mlflow_settings, DuckDBStore())
     registry.register(Submission(checkpoint.save(tmp_path / "checkpoint"), "x86_64"))
     registry.promote("x86_64", 1, reason="first")
 
@@ -82,7 +82,7 @@ def test_pyfunc_scores_like_the_predictor(checkpoint: Checkpoint, mlflow_setting
 
 
 def test_no_pickle_among_the_files(checkpoint: Checkpoint, mlflow_settings: Settings, tmp_path: Path) -> None:
-    registry = Registry(mlflow_settings, MemoryStore())
+    registry = Registry(mlflow_settings, DuckDBStore())
     registry.register(Submission(checkpoint.save(tmp_path / "checkpoint"), "x86_64"))
     folder = registry.resolve("x86_64", ref=1).checkpoint_dir
     assert Checkpoint.load(folder).heads == HEADS

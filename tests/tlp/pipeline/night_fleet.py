@@ -45,7 +45,7 @@ def make(home: Path, mlflow_template: Path) -> None:
     settings = Settings(home=home, torch_threads=1)
     settings.mlflow_dir.mkdir(parents=True)
     shutil.copy(mlflow_template, settings.mlflow_dir / "mlflow.db")
-    store = open_store(settings.store_path)
+    store = open_store(settings.store_url)
     store.add_device(device(), "for a test")
     for name, members in NETWORKS.items():
         add_network(store, name, members)

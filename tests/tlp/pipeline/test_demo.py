@@ -12,10 +12,10 @@ import pytest
 from storage import (
     Device,
     DeviceState,
+    DuckDBStore,
     Measurement,
     MeasurementBatch,
     MeasurementState,
-    MemoryStore,
     Network,
     NetworkTask,
     Program,
@@ -58,7 +58,7 @@ def test_the_starter_data_is_there():
 
 
 def test_the_tuning_curve_starts_when_every_task_has_a_latency():
-    store = MemoryStore()
+    store = DuckDBStore()
     workloads = [Workload.make(name, f"{{{name}}}", "1", {}) for name in "ab"]
     tasks = tuple(NetworkTask(w.workload_id, w.name, weight) for w, weight in zip(workloads, (2, 1), strict=True))
     store.add_network(Network("net", False, "test", datetime.now(UTC), tasks), workloads)

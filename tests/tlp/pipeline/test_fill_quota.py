@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from storage import MeasurementBatch, MeasurementStore, MemoryStore, RunKind, RunState
+from storage import DuckDBStore, MeasurementBatch, MeasurementStore, RunKind, RunState
 from tests.fleets import fleet_of
 from tests.tlp import small_fleet
 from tests.tlp.small_fleet import HELD, TRAINED, candidates, measured, workload
@@ -22,11 +22,11 @@ MOST = 200  # the device's `min_samples`
 
 
 @pytest.fixture
-def store() -> MemoryStore:
+def store() -> DuckDBStore:
     """The networks and `small` of the small fleet, and a device that has measured nothing."""
     from dataclasses import replace
 
-    made = MemoryStore()
+    made = DuckDBStore()
     small_fleet.fill(made, programs=2)
     made.add_device(replace(small_fleet.device(DEVICE), min_samples=MOST), "for a test")
     return made
@@ -72,7 +72,7 @@ def settings(tmp_path: Any) -> Settings:
 
 
 def test_every_question_can_be_answered_though_a_part_of_the_samples_is_held_out(
-    store: MemoryStore, settings: Settings, rounds: list[int], monkeypatch: pytest.MonkeyPatch
+    store: DuckDBStore, settings: Settings, rounds: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(saturation, "FLAT", 1.0)
     report = fill(store, settings)
@@ -85,7 +85,7 @@ def test_every_question_can_be_answered_though_a_part_of_the_samples_is_held_out
 
 
 def test_samples_are_doubled_until_the_quota(
-    store: MemoryStore, settings: Settings, rounds: list[int], monkeypatch: pytest.MonkeyPatch
+    store: DuckDBStore, settings: Settings, rounds: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         saturation, "judge", lambda *_, **__: saturation.Verdict(False, "more will help", 24, needed=24)
@@ -97,7 +97,7 @@ def test_samples_are_doubled_until_the_quota(
 
 
 def test_a_question_that_came_too_early_is_asked_again_as_soon_as_it_can_be(
-    store: MemoryStore, settings: Settings, rounds: list[int], monkeypatch: pytest.MonkeyPatch
+    store: DuckDBStore, settings: Settings, rounds: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     early = saturation.Verdict(False, "too few", 20, needed=24)
     enough = saturation.Verdict(True, "no more is to be had", 25, needed=24)
@@ -109,7 +109,7 @@ def test_a_question_that_came_too_early_is_asked_again_as_soon_as_it_can_be(
 
 
 def test_a_killed_one_goes_on_and_does_not_ask_before_it_can_be_answered(
-    store: MemoryStore, settings: Settings, rounds: list[int], monkeypatch: pytest.MonkeyPatch
+    store: DuckDBStore, settings: Settings, rounds: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(saturation, "FLAT", 1.0)
     pipeline.measure(
@@ -121,7 +121,7 @@ def test_a_killed_one_goes_on_and_does_not_ask_before_it_can_be_answered(
 
 
 def test_too_few_workloads_are_refused_before_anything_is_measured(
-    store: MemoryStore, settings: Settings, rounds: list[int], monkeypatch: pytest.MonkeyPatch
+    store: DuckDBStore, settings: Settings, rounds: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(saturation, "MIN_WORKLOADS", 7)
     with pytest.raises(InvalidInputError, match="6 workloads are not held out, it takes 7") as caught:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage import MemoryStore, Sketch, Workload
+from storage import DuckDBStore, Sketch, Workload
 from tests.tlp import small_fleet
 from tlp.language.sketch import LANGUAGE
 from tlp.programs import per_store
@@ -29,8 +29,8 @@ def workloads() -> list[Workload]:
 
 
 @pytest.fixture(scope="module")
-def store(workloads: list[Workload]) -> MemoryStore:
-    made = MemoryStore()
+def store(workloads: list[Workload]) -> DuckDBStore:
+    made = DuckDBStore()
     made.add_workloads(workloads)
     return made
 
@@ -41,7 +41,7 @@ def programs(workloads: list[Workload]) -> Programs:
 
 
 @pytest.fixture
-def features(store: MemoryStore, tmp_path: Path) -> PerStoreFeatures:
+def features(store: DuckDBStore, tmp_path: Path) -> PerStoreFeatures:
     return PerStoreFeatures(store, small_fleet.TARGET, tmp_path)
 
 
@@ -84,7 +84,7 @@ def test_they_are_what_the_extractor_gives(
 
 
 def test_what_is_on_disk_is_not_extracted_again(
-    features: PerStoreFeatures, store: MemoryStore, programs: Programs, built: list[Any], tmp_path: Path
+    features: PerStoreFeatures, store: DuckDBStore, programs: Programs, built: list[Any], tmp_path: Path
 ) -> None:
     first = features.get(programs[:6])
     assert len(built) == 6
@@ -148,7 +148,7 @@ def test_interrupted_it_keeps_what_was_extracted(
 
 
 def test_what_tvm_rejects_has_no_rows_and_is_remembered(
-    store: MemoryStore, programs: Programs, built: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: DuckDBStore, programs: Programs, built: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unreadable = Workload("f" * 32, "old", "{}", "1", {})
     store.add_workloads([unreadable])
@@ -185,7 +185,7 @@ def test_a_program_the_extractor_refuses_does_not_take_others_along(
 
 
 def test_a_killed_process_leaves_a_cache_that_is_gone_on_with(
-    store: MemoryStore, workloads: list[Workload], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: DuckDBStore, workloads: list[Workload], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs = [(c.sketch, c.program.decisions) for c in small_fleet.candidates(workloads[0], 60)]
     features = PerStoreFeatures(store, small_fleet.TARGET, tmp_path)

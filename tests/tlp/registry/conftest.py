@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from storage import MemoryStore
+from storage import DuckDBStore
 from tlp.core.settings import Settings
 from tlp.registry import Registry
 
@@ -24,4 +24,4 @@ def checkpoint(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def registry(mlflow_settings: Settings) -> Registry:
-    return Registry(mlflow_settings, MemoryStore())
+    return Registry(mlflow_settings, DuckDBStore())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from storage import MemoryStore
+from storage import DuckDBStore
 from tests.tlp.registry.helpers import FAMILY, MODEL, add_versions, client_of
 from tlp.core.errors import InvalidInputError, ModelFormatError, NotFoundError, RegistryError, RegistryUnavailableError
 from tlp.core.registry import Submission
@@ -118,7 +118,7 @@ def test_nothing_was_ever_promoted(registry: Registry, checkpoint: Path) -> None
 def test_no_answer_is_no_reason_to_fall_back(settings: Settings) -> None:
     away = settings.model_copy(update={"mlflow_uri": "http://127.0.0.1:9"})
     with pytest.raises(RegistryUnavailableError):
-        used(Registry(away, MemoryStore()))
+        used(Registry(away, DuckDBStore()))
 
 
 class TestSubmission:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from storage import Device, DeviceState, MemoryStore
+from storage import Device, DeviceState, DuckDBStore
 from tests.fleets import fleet_of
 from tlp.core.settings import Settings
 from tlp.registry import kept
@@ -39,8 +39,8 @@ def folder(settings: Settings, name: str, **changes: Any) -> Path:
 
 
 @pytest.fixture
-def store() -> MemoryStore:
-    made = MemoryStore()
+def store() -> DuckDBStore:
+    made = DuckDBStore()
     target = {"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 1}
     state = DeviceState.SERVING
     made.add_device(Device("cpu", target, "x86_64", 8, {}, {"kind": "fake"}, state, datetime.now(UTC)), "for a test")
@@ -80,7 +80,7 @@ def test_a_verdict_that_is_none_is_spoken_anew(settings: Settings, text: str) ->
     ],
 )
 def test_what_cannot_be_used_is_set_aside(
-    store: MemoryStore, settings: Settings, damage: Callable[[Path], None], changes: dict[str, Any], tmp_path: Path
+    store: DuckDBStore, settings: Settings, damage: Callable[[Path], None], changes: dict[str, Any], tmp_path: Path
 ) -> None:
     damage(folder(settings, "one", **changes))
     registry = FakeRegistry(tmp_path / "registry")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from storage import MemoryStore, RoundQuality
+from storage import DuckDBStore, RoundQuality
 from tests.tlp.registry.helpers import FAMILY, add_versions, client_of
 from tlp.core.errors import RegistryError
 from tlp.core.settings import Settings
@@ -23,7 +23,7 @@ def row(number: int, version: str = "1", right: float = 8.0) -> RoundQuality:
 
 
 def test_rounds_are_logged_once_in_order_and_caught_up(mlflow_settings: Settings, checkpoint: Path) -> None:
-    store = MemoryStore()
+    store = DuckDBStore()
     registry = Registry(mlflow_settings, store)
     add_versions(registry, checkpoint, 2)
     assert registry.log_live(FAMILY, "cpu0") == 0
@@ -47,7 +47,7 @@ def test_rounds_are_logged_once_in_order_and_caught_up(mlflow_settings: Settings
 
 
 def test_a_long_history_goes_in_parts(mlflow_settings: Settings, checkpoint: Path) -> None:
-    store = MemoryStore()
+    store = DuckDBStore()
     registry = Registry(mlflow_settings, store)
     add_versions(registry, checkpoint, 1)
     store.add_round_qualities([row(number) for number in range(600)])
@@ -58,7 +58,7 @@ def test_a_long_history_goes_in_parts(mlflow_settings: Settings, checkpoint: Pat
 
 def test_mlflow_away_is_an_error_the_caller_can_wait_out(settings: Settings) -> None:
     away = settings.model_copy(update={"mlflow_uri": "http://127.0.0.1:9"})
-    store = MemoryStore()
+    store = DuckDBStore()
     store.add_round_qualities([row(0)])
     with pytest.raises(RegistryError):
         Registry(away, store).log_live(FAMILY, "cpu0")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage import Actor, DuckDBStore, MemoryStore, ModelEvent
+from storage import Actor, DuckDBStore, ModelEvent
 from tlp.core.errors import InvalidInputError, NotFoundError
 from tlp.core.settings import Settings
 from tlp.registry import Registry
@@ -186,7 +186,7 @@ class TestReconcile:
         assert moves(three)[2:] == [("champion", "3", "1", "person"), ("champion", "1", "2", "pipeline")]
 
     def test_a_new_store_learns_what_is_in_force(self, three: Registry, mlflow_settings: Settings) -> None:
-        fresh = MemoryStore()
+        fresh = DuckDBStore()
         (event,) = Registry(mlflow_settings, fresh).reconcile()
         assert (event.to_version, event.by, event.reason) == ("3", Actor.PIPELINE, "better")
         assert fresh.model_events(model=MODEL) == [event]

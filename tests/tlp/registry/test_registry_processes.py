@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from storage import MemoryStore
+from storage import DuckDBStore
 from tlp.core.errors import NotFoundError
 from tlp.core.settings import Settings
 from tlp.registry import Registry, model_name
@@ -29,11 +29,11 @@ def test_four_cold_processes_at_once(settings: Settings, checkpoint: Path) -> No
     code = textwrap.dedent("""
         import sys
         from pathlib import Path
-        from storage import MemoryStore
+        from storage import DuckDBStore
         from tlp.core.registry import Submission
         from tlp.registry import Registry
         from tlp.core.settings import Settings
-        registry = Registry(Settings(home=Path(sys.argv[1])), MemoryStore())
+        registry = Registry(Settings(home=Path(sys.argv[1])), DuckDBStore())
         print(registry.register(Submission(Path(sys.argv[2]), "x86_64")))
     """)
     command = [sys.executable, "-c", code, str(settings.home), str(checkpoint)]
@@ -61,7 +61,7 @@ class TestServer:
     @pytest.mark.parametrize("how", ["direct", "served"])
     def test_alias_moved_in_the_ui_is_obeyed(self, mlflow_server: ServedRegistry, checkpoint: Path, how: str) -> None:
         family = f"ui-{how}"
-        registry = Registry(getattr(mlflow_server, how), MemoryStore())
+        registry = Registry(getattr(mlflow_server, how), DuckDBStore())
         add_versions(registry, checkpoint, 2, family)
         registry.promote(family, 1, reason="first")
         registry.promote(family, 2, reason="better")
@@ -70,7 +70,7 @@ class TestServer:
         move_in_ui(mlflow_server.url, model_name(family), "champion", 1)
 
         for settings in (mlflow_server.direct, mlflow_server.served):
-            found = Registry(settings, MemoryStore()).resolve(family)
+            found = Registry(settings, DuckDBStore()).resolve(family)
             assert found.version == 1
             assert (found.checkpoint_dir / "weights.safetensors").read_text() == "weights"
         registry.reconcile()
@@ -79,7 +79,7 @@ class TestServer:
         assert registry.list_versions(family)[1].aliases == ("champion",)
 
     def test_rollback_through_the_server(self, mlflow_server: ServedRegistry, checkpoint: Path) -> None:
-        registry = Registry(mlflow_server.served, MemoryStore())
+        registry = Registry(mlflow_server.served, DuckDBStore())
         add_versions(registry, checkpoint, 3, "back")
         for version in (1, 2, 3):
             registry.promote("back", version, reason="better")
@@ -95,7 +95,7 @@ class TestServer:
         """An experiment whose files lie with the server, as on a server that is not ours: they are fetched once."""
         monkeypatch.setattr(door, "EXPERIMENT", "elsewhere")
         remote = Settings(home=tmp_path / "other-machine", mlflow_uri=mlflow_server.url)
-        registry = Registry(remote, MemoryStore())
+        registry = Registry(remote, DuckDBStore())
         add_versions(registry, checkpoint, 1, "remote")
         registry.promote("remote", 1, reason="first")
         first = registry.resolve("remote").checkpoint_dir

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from storage import Actor, MemoryStore
+from storage import Actor, DuckDBStore
 from tlp.core.errors import InvalidInputError, NotFoundError, RegistryError, RegistryUnavailableError
 from tlp.core.registry import RunRecord, Submission
 from tlp.core.settings import Settings
@@ -91,7 +91,7 @@ class TestRegister:
         elsewhere = tmp_path / "elsewhere"
         elsewhere.mkdir()
         monkeypatch.chdir(elsewhere)
-        registry = Registry(mlflow_settings, MemoryStore())
+        registry = Registry(mlflow_settings, DuckDBStore())
         registry.register(Submission(checkpoint, FAMILY))
         assert registry.resolve(FAMILY, ref=1).checkpoint_dir.is_relative_to(mlflow_settings.mlflow_dir)
         assert list(elsewhere.iterdir()) == []
@@ -119,7 +119,7 @@ class TestResolve:
         moved = home.with_name(f"{home.name}-moved")
         home.rename(moved)
         try:
-            again = Registry(registry._settings.model_copy(update={"home": moved, "mlflow_uri": None}), MemoryStore())
+            again = Registry(registry._settings.model_copy(update={"home": moved, "mlflow_uri": None}), DuckDBStore())
             found = again.resolve("x86_64", ref=1).checkpoint_dir
             assert found == moved / before.relative_to(home)
             assert found.is_dir()

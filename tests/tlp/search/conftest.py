@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from storage import Device, DeviceState, MemoryStore, Network, NetworkTask, Workload
+from storage import Device, DeviceState, DuckDBStore, Network, NetworkTask, Workload
 from tlp.core.settings import Settings
 from tlp.programs.workloads import workload_from_module
 
@@ -59,8 +59,8 @@ def small(settings: Settings) -> Settings:
 
 
 @pytest.fixture
-def store(workloads: tuple[Workload, ...]) -> MemoryStore:
-    made = MemoryStore()
+def store(workloads: tuple[Workload, ...]) -> DuckDBStore:
+    made = DuckDBStore()
     now = datetime.now(UTC)
     for name in ("a", "b"):
         made.add_device(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage import MemoryStore, RunKind, RunState, Sketch, Workload
+from storage import DuckDBStore, RunKind, RunState, Sketch, Workload
 from tests.tlp.search.runners import Interrupting
 from tests.tuning import FixedScorerProvider, tune_with
 from tlp.core.settings import Settings
@@ -26,7 +26,7 @@ def by_sum(items: Items) -> np.ndarray:
     return np.array([float(np.sum(decisions)) for _, decisions in items])
 
 
-def start(store: MemoryStore, settings: Settings, **more: Any) -> Any:
+def start(store: DuckDBStore, settings: Settings, **more: Any) -> Any:
     return tune_with(store, settings, **{"trials": 24, "model": FixedScorerProvider(by_sum, "7")} | more)
 
 
@@ -51,7 +51,7 @@ def spare_core(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("spare_core")
 def test_the_next_task_s_search_works_meanwhile_and_the_budget_holds(
-    store: MemoryStore, small: Settings, proposals: list[tuple[str, str, int]]
+    store: DuckDBStore, small: Settings, proposals: list[tuple[str, str, int]]
 ) -> None:
     report = start(store, small)
     assert (report.trials, report.reason) == (24, "done")
@@ -62,7 +62,7 @@ def test_the_next_task_s_search_works_meanwhile_and_the_budget_holds(
 
 
 @pytest.mark.usefixtures("spare_core")
-def test_a_seed_gives_the_same_programs_twice(store: MemoryStore, small: Settings) -> None:
+def test_a_seed_gives_the_same_programs_twice(store: DuckDBStore, small: Settings) -> None:
     def programs(device: str) -> list[str]:
         report = start(store, small, device=device)
         return store.measurements(run_id=report.run_id)["program_id"].to_list()
@@ -71,7 +71,7 @@ def test_a_seed_gives_the_same_programs_twice(store: MemoryStore, small: Setting
 
 
 def test_a_device_with_all_cores_is_left_alone(
-    store: MemoryStore, small: Settings, proposals: list[tuple[str, str, int]], monkeypatch: pytest.MonkeyPatch
+    store: DuckDBStore, small: Settings, proposals: list[tuple[str, str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuning, "_leaves_a_core", lambda device: False)
     start(store, small)
@@ -80,7 +80,7 @@ def test_a_device_with_all_cores_is_left_alone(
 
 @pytest.mark.parametrize(("cores", "endpoint", "expected"), [(1, "local", True), (2, "local", False), (8, "rpc", True)])
 def test_which_devices_leave_a_core(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch, cores: int, endpoint: str, expected: bool
+    store: DuckDBStore, monkeypatch: pytest.MonkeyPatch, cores: int, endpoint: str, expected: bool
 ) -> None:
     from dataclasses import replace
 
@@ -105,7 +105,7 @@ class Changing(FixedScorerProvider):
 
 @pytest.mark.usefixtures("spare_core")
 def test_what_an_older_version_proposed_is_not_measured_after_a_roll_back(
-    store: MemoryStore, small: Settings, monkeypatch: pytest.MonkeyPatch
+    store: DuckDBStore, small: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: dict[str, str] = {}
     model = Changing(3)
@@ -125,7 +125,7 @@ def test_what_an_older_version_proposed_is_not_measured_after_a_roll_back(
 
 
 @pytest.mark.usefixtures("spare_core")
-def test_what_an_older_version_proposed_can_be_proposed_again(store: MemoryStore, small: Settings) -> None:
+def test_what_an_older_version_proposed_can_be_proposed_again(store: DuckDBStore, small: Settings) -> None:
     """The roll-back comes when the one program of the third task waits for its turn."""
     report = start(store, small, model=Changing(2))
     assert [version for version, _ in report.model_versions] == ["1", "2"]
@@ -146,7 +146,7 @@ def test_a_proposal_larger_than_what_is_left_gives_its_best() -> None:
 
 @pytest.mark.usefixtures("spare_core")
 def test_an_error_ahead_costs_the_task_a_try_and_nothing_else(
-    store: MemoryStore, small: Settings, monkeypatch: pytest.MonkeyPatch
+    store: DuckDBStore, small: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = ArraySearch.propose
 
@@ -164,7 +164,7 @@ def test_an_error_ahead_costs_the_task_a_try_and_nothing_else(
 @pytest.mark.usefixtures("spare_core")
 @pytest.mark.parametrize("after", [2, 6])
 def test_ctrl_c_while_the_next_is_proposed_keeps_what_was_measured(
-    store: MemoryStore, small: Settings, after: int
+    store: DuckDBStore, small: Settings, after: int
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
         start(store, small, runner=Interrupting(after))
@@ -177,7 +177,7 @@ def test_ctrl_c_while_the_next_is_proposed_keeps_what_was_measured(
 
 
 @pytest.mark.usefixtures("spare_core")
-def test_a_flat_curve_ends_the_run_if_asked_to(store: MemoryStore, small: Settings) -> None:
+def test_a_flat_curve_ends_the_run_if_asked_to(store: DuckDBStore, small: Settings) -> None:
     settings = small.model_copy(update={"tune_flat_rounds": 2, "tune_flat_gain": 0.9})
     report = start(store, settings, trials=60, until_flat=True)
     assert report.reason.startswith("flat: ") and report.trials < 60
@@ -186,7 +186,7 @@ def test_a_flat_curve_ends_the_run_if_asked_to(store: MemoryStore, small: Settin
     assert again.reason == "done" or again.reason.startswith("no more programs")
 
 
-def test_a_provider_without_a_scorer_of_arrays_is_asked_through_tvm(store: MemoryStore, small: Settings) -> None:
+def test_a_provider_without_a_scorer_of_arrays_is_asked_through_tvm(store: DuckDBStore, small: Settings) -> None:
     from tlp.search.providers import RandomProvider
 
     model: CostModelProvider = RandomProvider()

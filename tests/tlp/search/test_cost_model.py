@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from storage import Device, DeviceState, MemoryStore, Sketch, Workload
+from storage import Device, DeviceState, DuckDBStore, Sketch, Workload
 from tests.tuning import FixedScorerProvider
 from tlp.core.errors import RegistryUnavailableError
 from tlp.core.fleet import Fleet
@@ -178,7 +178,7 @@ def test_open_provider_scores_with_the_registered_checkpoint(
             return UsableVersion(3, load(ResolvedModel("mtl-tlp-x86_64", 3, "champion", tmp_path / "version")))
 
     device = Device("a", space.target, "x86_64", 1, {}, {}, DeviceState.SERVING, datetime.now(UTC))
-    fleet = Fleet(settings, MemoryStore(), OneVersion())  # type: ignore[arg-type]
+    fleet = Fleet(settings, DuckDBStore(), OneVersion())  # type: ignore[arg-type]
     provider = open_provider("champion", fleet, device)
     assert provider.refresh() == "3"
     scorer = provider.scorer()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from storage import MemoryStore, RunKind, Sketch, Workload
+from storage import DuckDBStore, RunKind, Sketch, Workload
 from tests.fleets import fleet_of
 from tests.tlp.measure.test_session import SETTINGS, TARGET, fill, workloads
 from tlp.core.errors import InvalidInputError
@@ -27,13 +27,13 @@ from tlp.training.learn.surrogate import ProfileReader, read_many
 
 
 @pytest.fixture
-def store() -> MemoryStore:
-    store = MemoryStore()
+def store() -> DuckDBStore:
+    store = DuckDBStore()
     fill(store)
     return store
 
 
-def measure(store: MemoryStore, sampler: Proposer, samples: int) -> None:
+def measure(store: DuckDBStore, sampler: Proposer, samples: int) -> None:
     with runs.open_run(store, RunKind.MEASURE, device="cpu0") as run, FakeRunner() as runner:
         report = measure_device(
             fleet_of(SETTINGS, store), "cpu0", samples=samples, run_id=run.run_id, sampler=sampler, runner=runner
@@ -47,7 +47,7 @@ def by_last(_sketch: Sketch, rows: IntArray) -> np.ndarray:
 
 
 def select(
-    store: MemoryStore, device: str, relatives: Sequence[str], pool: int = 512, weights: Weights = SELECT
+    store: DuckDBStore, device: str, relatives: Sequence[str], pool: int = 512, weights: Weights = SELECT
 ) -> tuple[Proposer, Guides]:
     guides = Guides(store, device, relatives, 1)
 
@@ -57,7 +57,7 @@ def select(
     return PerWorkload(open_one), guides
 
 
-def test_selected_programs_are_new_and_spread_over_workloads(store: MemoryStore) -> None:
+def test_selected_programs_are_new_and_spread_over_workloads(store: DuckDBStore) -> None:
     sampler, _ = select(store, "cpu0", [], 64)
     measure(store, sampler, 12)
     measure(store, sampler, 8)
@@ -66,7 +66,7 @@ def test_selected_programs_are_new_and_spread_over_workloads(store: MemoryStore)
     assert set(Counter(frame["workload_id"]).values()) == {10}
 
 
-def test_programs_chosen_by_distance_are_farther_apart_than_random_ones(store: MemoryStore) -> None:
+def test_programs_chosen_by_distance_are_farther_apart_than_random_ones(store: DuckDBStore) -> None:
     (workload, *_) = workloads()
     sampler, _ = select(store, "cpu0", [], 128, Weights())
     chosen = sampler.propose(workload, 8, set())
@@ -82,7 +82,7 @@ def test_programs_chosen_by_distance_are_farther_apart_than_random_ones(store: M
     assert nearest(points[:8]) > nearest(points[8:])
 
 
-def test_what_relatives_measured_comes_first(store: MemoryStore) -> None:
+def test_what_relatives_measured_comes_first(store: DuckDBStore) -> None:
     from storage.testing import example_device
 
     measure(store, random_programs(TARGET, 5), 16)
@@ -98,7 +98,7 @@ def test_what_relatives_measured_comes_first(store: MemoryStore) -> None:
     assert not {c.program.program_id for c in more} & shared
 
 
-def test_the_guide_is_trained_as_samples_come_in(store: MemoryStore) -> None:
+def test_the_guide_is_trained_as_samples_come_in(store: DuckDBStore) -> None:
     sampler, guides = select(store, "cpu0", [], 32)
     (workload, *_) = workloads()
     sampler.propose(workload, 2, set())
@@ -108,7 +108,7 @@ def test_the_guide_is_trained_as_samples_come_in(store: MemoryStore) -> None:
     assert guides.fitted_at == 80
 
 
-def test_a_search_finds_what_the_model_likes(store: MemoryStore) -> None:
+def test_a_search_finds_what_the_model_likes(store: DuckDBStore) -> None:
     (workload, *_) = workloads()
     found = likely_fast(by_last, TARGET, 1, random_share=0.0).propose(workload, 6, set())
     drawn = random_programs(TARGET, 1).propose(workload, 32, set())
@@ -120,7 +120,7 @@ def test_a_search_finds_what_the_model_likes(store: MemoryStore) -> None:
     assert liked(found) > liked(drawn)
 
 
-def test_a_tiny_space_ends(store: MemoryStore) -> None:
+def test_a_tiny_space_ends(store: DuckDBStore) -> None:
     tiny = workloads()[2]
     for sampler in (select(store, "cpu0", [])[0], likely_fast(by_last, TARGET, 1)):
         measured: set[str] = set()
@@ -134,7 +134,7 @@ def test_a_tiny_space_ends(store: MemoryStore) -> None:
         assert measured
 
 
-def test_samplers_by_name(store: MemoryStore, mlflow_settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_samplers_by_name(store: DuckDBStore, mlflow_settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     device = store.get_device("cpu0")
     (workload, *_) = workloads()
     opened = {name: entry.open(fleet_of(mlflow_settings, store), device) for name, entry in SAMPLERS.items()}

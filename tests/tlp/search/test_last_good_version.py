@@ -11,7 +11,7 @@ from typing import Any
 import mlflow
 import pytest
 
-from storage import Device, DeviceState, MemoryStore
+from storage import Device, DeviceState, DuckDBStore
 from tests.tuning import tune_with
 from tlp.core.errors import RegistryError
 from tlp.core.fleet import Fleet
@@ -29,7 +29,7 @@ FAMILY, MODEL = "x86_64", "mtl-tlp-x86_64"
 
 
 @pytest.fixture
-def registry(store: MemoryStore, mlflow_settings: Settings, tmp_path: Path) -> Registry:
+def registry(store: DuckDBStore, mlflow_settings: Settings, tmp_path: Path) -> Registry:
     """Three versions, promoted one after the other."""
     config = TLPConfig(("a",), words=64, dims=(8,), attention_heads=2, head_dims=(8,))
     manifest = Manifest(FAMILY, config.encoder_version, ("a",), {}, {"a": 1}, 1, (), "joint", None, (0,))
@@ -41,7 +41,7 @@ def registry(store: MemoryStore, mlflow_settings: Settings, tmp_path: Path) -> R
 
 
 @pytest.fixture
-def provider(store: MemoryStore, registry: Registry, small: Settings, target: dict[str, Any]) -> CostModelProvider:
+def provider(store: DuckDBStore, registry: Registry, small: Settings, target: dict[str, Any]) -> CostModelProvider:
     device = Device("a", target, FAMILY, 1, {}, {"kind": "fake"}, DeviceState.SERVING, datetime.now(UTC))
     return open_provider("champion", Fleet(small, store, registry), device)
 
@@ -77,7 +77,7 @@ def test_before_the_run(
 
 
 def test_while_a_run_goes_on(
-    store: MemoryStore, registry: Registry, provider: CostModelProvider, small: Settings
+    store: DuckDBStore, registry: Registry, provider: CostModelProvider, small: Settings
 ) -> None:
     """Deleted after the first round; then every other version is lost, too, and what is in memory serves on."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage import CanaryState, MemoryStore, Sketch
+from storage import CanaryState, DuckDBStore, Sketch
 from tests.tuning import FixedScorerProvider, tune_with
 from tlp.core.settings import Settings
 from tlp.measure import MeasureInput
@@ -32,12 +32,12 @@ def with_canary(small: Settings) -> Settings:
     return small.model_copy(update={"canary": True})
 
 
-def run(store: MemoryStore, settings: Settings, score: Any, **more: Any) -> Any:
+def run(store: DuckDBStore, settings: Settings, score: Any, **more: Any) -> Any:
     model = score if not callable(score) else FixedScorerProvider(score, "7")
     return tune_with(store, settings, **{"trials": 14, "model": model, "runner": FakeRunner(repeat=1)} | more)
 
 
-def test_a_round_compares_what_the_model_said_with_what_was_measured(store: MemoryStore, with_canary: Settings) -> None:
+def test_a_round_compares_what_the_model_said_with_what_was_measured(store: DuckDBStore, with_canary: Settings) -> None:
     def by_key(items: Items) -> np.ndarray:
         """What the fake will measure, so a perfect model."""
         return np.array([-fake_latency(sketch, decisions) for sketch, decisions in items])
@@ -64,7 +64,7 @@ def test_a_round_compares_what_the_model_said_with_what_was_measured(store: Memo
 
 
 def test_rounds_measured_while_the_canary_is_off_are_flagged_in_every_table(
-    store: MemoryStore, with_canary: Settings
+    store: DuckDBStore, with_canary: Settings
 ) -> None:
     runner = FakeRunner(slowdown=lambda programs: 1.0 if programs < 4 else 3.0)
     report = run(store, with_canary, good, runner=runner)
@@ -79,7 +79,7 @@ def test_rounds_measured_while_the_canary_is_off_are_flagged_in_every_table(
     assert {t.workload_id: t.latency_s for t in report.tasks} == best, "the run and the store agree what is best"
 
 
-def test_no_model_and_a_broken_model_leave_no_figures(store: MemoryStore, small: Settings) -> None:
+def test_no_model_and_a_broken_model_leave_no_figures(store: DuckDBStore, small: Settings) -> None:
     def broken(items: Items) -> np.ndarray:
         raise OSError("weights are gone")
 

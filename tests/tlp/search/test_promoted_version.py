@@ -8,7 +8,7 @@ from pathlib import Path
 import mlflow
 import pytest
 
-from storage import Device, DeviceState, MemoryStore
+from storage import Device, DeviceState, DuckDBStore
 from tests.conftest import ServedRegistry
 from tests.fleets import fleet_of
 from tlp.core.registry import Submission
@@ -26,7 +26,7 @@ FAMILY = "followed"
 
 @pytest.mark.slow
 def test_the_next_run_uses_what_a_person_went_back_to(
-    store: MemoryStore, small: Settings, target: dict[str, object], mlflow_server: ServedRegistry, tmp_path: Path
+    store: DuckDBStore, small: Settings, target: dict[str, object], mlflow_server: ServedRegistry, tmp_path: Path
 ) -> None:
     settings = small.model_copy(update={"home": mlflow_server.served.home, "mlflow_uri": mlflow_server.url})
     store.add_device(

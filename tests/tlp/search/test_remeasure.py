@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from storage import MemoryStore, RunKind, RunState
+from storage import DuckDBStore, RunKind, RunState
 from tests.tuning import tune_with
 from tlp.core.settings import Settings
 from tlp.measure import MeasureInput, MeasureOutcome
@@ -48,7 +48,7 @@ def again(small: Settings) -> Settings:
     return small.model_copy(update={"tune_remeasure": 5})
 
 
-def start(store: MemoryStore, settings: Settings, runner: FakeRunner, *, resume: bool = False) -> TuningReport:
+def start(store: DuckDBStore, settings: Settings, runner: FakeRunner, *, resume: bool = False) -> TuningReport:
     trials = None if resume else 14
     return tune_with(store, settings, model=RandomProvider(), runner=runner, trials=trials, resume=resume)
 
@@ -61,7 +61,7 @@ def shown(report: dict[str, Any]) -> str:
     return capture.get()
 
 
-def test_the_best_are_measured_again_and_what_differs_is_flagged(store: MemoryStore, again: Settings) -> None:
+def test_the_best_are_measured_again_and_what_differs_is_flagged(store: DuckDBStore, again: Settings) -> None:
     report = start(store, again, SecondLook(lambda place: (1.05, 1.2, 0.8, 1.0, 1.0)[place]))
     assert report.trials == 14 and sum(task.trials for task in report.tasks) == 14
     rows = store.measurements(run_id=report.run_id)
@@ -81,7 +81,7 @@ def test_the_best_are_measured_again_and_what_differs_is_flagged(store: MemorySt
     assert "measured again" in text and "+20.0%" in text and text.count("! differs") == 2
 
 
-def test_one_that_fails_the_second_time_is_flagged(store: MemoryStore, again: Settings) -> None:
+def test_one_that_fails_the_second_time_is_flagged(store: DuckDBStore, again: Settings) -> None:
     class Failing(SecondLook):
         def measure(self, inputs: Iterable[MeasureInput]) -> Iterator[MeasureOutcome]:
             self._fail_every = 1 if self.seen.total() == 14 else 0
@@ -94,7 +94,7 @@ def test_one_that_fails_the_second_time_is_flagged(store: MemoryStore, again: Se
     assert "! failed on purpose" in shown(report.to_json())
 
 
-def test_ctrl_c_among_them_costs_no_trial(store: MemoryStore, again: Settings) -> None:
+def test_ctrl_c_among_them_costs_no_trial(store: DuckDBStore, again: Settings) -> None:
     with pytest.raises(KeyboardInterrupt):
         start(store, again, SecondLook(stop_at=16))
     (run,) = store.list_runs(kind=RunKind.TUNE)
@@ -109,7 +109,7 @@ def test_ctrl_c_among_them_costs_no_trial(store: MemoryStore, again: Settings) -
     assert not set(fresh["program_id"]) & set(before["program_id"])
 
 
-def test_none_are_wanted(store: MemoryStore, small: Settings) -> None:
+def test_none_are_wanted(store: DuckDBStore, small: Settings) -> None:
     report = start(store, small, FakeRunner())
     assert report.remeasured == () and len(store.measurements(run_id=report.run_id)) == 14
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage import DeviceState, MeasurementBatch, MeasurementState, MemoryStore, Network, RunKind, RunState, Sketch
+from storage import DeviceState, DuckDBStore, MeasurementBatch, MeasurementState, Network, RunKind, RunState, Sketch
 from tests.tlp.search.runners import Interrupting
 from tests.tuning import FixedScorerProvider, tune_with
 from tlp.core.errors import AllFailedError, BusyError, InvalidInputError, UserError
@@ -29,11 +29,11 @@ def by_sum(items: Items) -> np.ndarray:
     return np.array([float(sum(decisions)) for _, decisions in items])
 
 
-def start(store: MemoryStore, settings: Settings, **more: Any) -> Any:
+def start(store: DuckDBStore, settings: Settings, **more: Any) -> Any:
     return tune_with(store, settings, **{"trials": 14, "model": FixedScorerProvider(by_sum, "7")} | more)
 
 
-def test_a_run_spends_its_budget_and_reports(store: MemoryStore, small: Settings) -> None:
+def test_a_run_spends_its_budget_and_reports(store: DuckDBStore, small: Settings) -> None:
     seen: list[TuningProgress] = []
     report = start(store, small, runner=FakeRunner(fail_every=4), on_progress=seen.append)
     assert (report.trials, report.reason, report.model_version) == (14, "done", "7")
@@ -71,7 +71,7 @@ def test_a_run_spends_its_budget_and_reports(store: MemoryStore, small: Settings
 
 
 @pytest.mark.parametrize("search", ["evolutionary", "random"])
-def test_a_second_run_measures_nothing_again(store: MemoryStore, small: Settings, search: str) -> None:
+def test_a_second_run_measures_nothing_again(store: DuckDBStore, small: Settings, search: str) -> None:
     for _ in range(2):
         start(store, small, search=search, model=RandomProvider())
     rows = store.measurements(device="a")
@@ -82,7 +82,7 @@ def test_a_second_run_measures_nothing_again(store: MemoryStore, small: Settings
 
 @pytest.mark.parametrize("after", [0, 6, 11])
 def test_ctrl_c_keeps_what_was_measured_and_resume_goes_on_to_the_total(
-    store: MemoryStore, small: Settings, after: int
+    store: DuckDBStore, small: Settings, after: int
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
         start(store, small, runner=Interrupting(after))
@@ -105,7 +105,7 @@ def test_ctrl_c_keeps_what_was_measured_and_resume_goes_on_to_the_total(
         start(store, small, resume=True)
 
 
-def test_nothing_to_resume_is_one_sentence(store: MemoryStore, small: Settings) -> None:
+def test_nothing_to_resume_is_one_sentence(store: DuckDBStore, small: Settings) -> None:
     with pytest.raises(UserError, match="never tuned") as caught:
         start(store, small, resume=True)
     assert caught.value.next_command == "tlp tune net --device a"
@@ -122,7 +122,7 @@ def _raise(items: Items) -> np.ndarray:
     ids=["raises", "nan", "shape"],
 )
 def test_a_broken_model_does_not_stop_the_run(
-    store: MemoryStore, small: Settings, score: Callable[[Items], np.ndarray]
+    store: DuckDBStore, small: Settings, score: Callable[[Items], np.ndarray]
 ) -> None:
     report = start(store, small, model=FixedScorerProvider(score, "9"))
     assert report.trials == 14 and report.model_version == "9"
@@ -130,7 +130,7 @@ def test_a_broken_model_does_not_stop_the_run(
     assert report.to_json()["degraded"]["events"] == report.degraded_events
 
 
-def test_a_version_promoted_meanwhile_is_used_from_the_next_round(store: MemoryStore, small: Settings) -> None:
+def test_a_version_promoted_meanwhile_is_used_from_the_next_round(store: DuckDBStore, small: Settings) -> None:
     class Moving(CostModelProvider):
         rounds = 0
 
@@ -147,7 +147,7 @@ def test_a_version_promoted_meanwhile_is_used_from_the_next_round(store: MemoryS
 
 
 def test_one_failing_task_does_not_abort_the_others(
-    store: MemoryStore, small: Settings, monkeypatch: pytest.MonkeyPatch
+    store: DuckDBStore, small: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = _session.TuningSession._propose
 
@@ -164,7 +164,7 @@ def test_one_failing_task_does_not_abort_the_others(
     assert report.estimated_latency_s is None
 
 
-def test_all_failing_ends_the_run_and_quarantines(store: MemoryStore, small: Settings) -> None:
+def test_all_failing_ends_the_run_and_quarantines(store: DuckDBStore, small: Settings) -> None:
     with pytest.raises(AllFailedError, match="failed on purpose"):
         start(store, small, trials=100, runner=FakeRunner(fail_every=1))
     assert store.get_device("a").state is DeviceState.QUARANTINED
@@ -174,7 +174,7 @@ def test_all_failing_ends_the_run_and_quarantines(store: MemoryStore, small: Set
         start(store, small)
 
 
-def test_a_device_retired_while_it_is_tuned_stays_retired(store: MemoryStore, small: Settings) -> None:
+def test_a_device_retired_while_it_is_tuned_stays_retired(store: DuckDBStore, small: Settings) -> None:
     class Retiring(FakeRunner):
         def measure(self, inputs: Iterable[MeasureInput]) -> Iterator[MeasureOutcome]:
             store.set_device_state("a", DeviceState.RETIRED, "sold")
@@ -188,7 +188,7 @@ def test_a_device_retired_while_it_is_tuned_stays_retired(store: MemoryStore, sm
 
 
 def test_an_exhausted_space_ends_early_and_says_so(
-    store: MemoryStore, small: Settings, workloads: tuple[Any, ...]
+    store: DuckDBStore, small: Settings, workloads: tuple[Any, ...]
 ) -> None:
     only = Network("tiny", True, "dataset:test", datetime.now(UTC), (store.get_network("net").tasks[2],))
     store.add_network(only, [workloads[2]])
@@ -198,7 +198,7 @@ def test_an_exhausted_space_ends_early_and_says_so(
     assert again.trials == 0 and again.estimated_latency_s == report.estimated_latency_s
 
 
-def test_bad_input(store: MemoryStore, small: Settings) -> None:
+def test_bad_input(store: DuckDBStore, small: Settings) -> None:
     with pytest.raises(InvalidInputError, match="not known"):
         start(store, small, search="oracle")
     with pytest.raises(InvalidInputError, match="0 trials"):
@@ -207,7 +207,7 @@ def test_bad_input(store: MemoryStore, small: Settings) -> None:
         start(store, small, network="missing")
 
 
-def test_a_device_is_tuned_by_one_run_at_a_time(store: MemoryStore, small: Settings) -> None:
+def test_a_device_is_tuned_by_one_run_at_a_time(store: DuckDBStore, small: Settings) -> None:
     import threading
 
     held, release = threading.Event(), threading.Event()
@@ -232,7 +232,7 @@ def test_a_device_is_tuned_by_one_run_at_a_time(store: MemoryStore, small: Setti
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("after", [2, 5], ids=["in a round", "measuring again"])
 def test_a_second_ctrl_c_while_the_first_is_stored_costs_nothing(
-    store: MemoryStore, small: Settings, monkeypatch: pytest.MonkeyPatch, number: int, after: int
+    store: DuckDBStore, small: Settings, monkeypatch: pytest.MonkeyPatch, number: int, after: int
 ) -> None:
     class Interrupted(FakeRunner):
         left = after
@@ -240,14 +240,14 @@ def test_a_second_ctrl_c_while_the_first_is_stored_costs_nothing(
         def measure(self, inputs: Iterable[MeasureInput]) -> Iterator[MeasureOutcome]:
             for outcome in super().measure(inputs):
                 if self.left == 0:
-                    monkeypatch.setattr(MemoryStore, "add_measurements", impatient)
+                    monkeypatch.setattr(DuckDBStore, "add_measurements", impatient)
                     signal.raise_signal(signal.SIGINT)
                 self.left -= 1
                 yield outcome
 
-    keep = MemoryStore.add_measurements
+    keep = DuckDBStore.add_measurements
 
-    def impatient(self: MemoryStore, batch: MeasurementBatch) -> object:
+    def impatient(self: DuckDBStore, batch: MeasurementBatch) -> object:
         signal.raise_signal(number)
         return keep(self, batch)
 

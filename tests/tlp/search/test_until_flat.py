@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage import MemoryStore, ReasonCode
+from storage import DuckDBStore, ReasonCode
 from tests.tuning import FixedScorerProvider, tune_with
 from tlp.core.settings import Settings
 from tlp.measure.fake import FakeRunner
@@ -18,7 +18,7 @@ FLAT_ROUNDS = 3
 
 
 @pytest.fixture
-def start(store: MemoryStore, small: Settings) -> Callable[..., TuningReport]:
+def start(store: DuckDBStore, small: Settings) -> Callable[..., TuningReport]:
     settings = small.model_copy(update={"tune_flat_rounds": FLAT_ROUNDS, "tune_flat_gain": 0.005})
 
     def begin(slowdown: Callable[[int], float], trials: int = 48, **more: Any) -> TuningReport:
@@ -29,7 +29,7 @@ def start(store: MemoryStore, small: Settings) -> Callable[..., TuningReport]:
     return begin
 
 
-def test_a_flat_run_ends_early_and_says_so(store: MemoryStore, start: Callable[..., TuningReport]) -> None:
+def test_a_flat_run_ends_early_and_says_so(store: DuckDBStore, start: Callable[..., TuningReport]) -> None:
     report = start(lambda _programs: 1.0)
     assert report.reason == f"flat: 0.00% faster in the last 3 rounds, after {report.trials} of 48 trials"
     assert store.get_run(report.run_id).code is ReasonCode.FLAT and report.estimated_latency_s == pytest.approx(6e-3)
@@ -52,7 +52,7 @@ def test_a_slow_gain_is_flat(start: Callable[..., TuningReport]) -> None:
     assert start(lambda programs: 0.9999**programs).reason.startswith("flat: 0.")
 
 
-def test_a_run_that_has_nothing_left_says_so(start: Callable[..., TuningReport], store: MemoryStore) -> None:
+def test_a_run_that_has_nothing_left_says_so(start: Callable[..., TuningReport], store: DuckDBStore) -> None:
     """The night reads it from the code."""
     from dataclasses import replace
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.synthetic import fill_store
-from storage import MemoryStore
+from storage import DuckDBStore
 from tlp.core.settings import Settings
 from tlp.training.data.dataset import Dataset, build_dataset
 
@@ -13,9 +13,9 @@ DEVICES = ("x86-64-v2", "x86-64-v3")
 
 
 @pytest.fixture(scope="session")
-def store() -> MemoryStore:
+def store() -> DuckDBStore:
     """Two devices, two networks to train on, one held out. Do not write to it."""
-    made = MemoryStore()
+    made = DuckDBStore()
     fill_store(made)
     return made
 
@@ -34,5 +34,5 @@ def quick(tmp_path: Path) -> Settings:
 
 
 @pytest.fixture(scope="session")
-def dataset(store: MemoryStore) -> Dataset:
+def dataset(store: DuckDBStore) -> Dataset:
     return build_dataset(store, DEVICES)

@@ -79,7 +79,7 @@ class Untrained(Strategy):
 
 def train(settings: Settings) -> None:
     """What `tlp train` does once it is decided."""
-    store = open_store(settings.store_path)
+    store = open_store(settings.store_url)
     runs.reap(store)
     with (
         runs.train_lock(settings, FAMILY),
@@ -97,7 +97,7 @@ def train(settings: Settings) -> None:
 
 def start(settings: Settings) -> None:
     """What every flow begins with; writes down what is there afterwards."""
-    store = open_store(settings.store_path)
+    store = open_store(settings.store_url)
     runs.reap(store)
     pipeline.reconcile(fleet_of(settings, store))
     registry = Registry(settings, store)

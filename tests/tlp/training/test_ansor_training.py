@@ -15,11 +15,11 @@ from bench.synthetic import fill_store
 from storage import (
     Device,
     DeviceState,
+    DuckDBStore,
     Measurement,
     MeasurementBatch,
     MeasurementState,
     MeasurementStore,
-    MemoryStore,
     RunKind,
 )
 from tests.fleets import fleet_of
@@ -65,9 +65,9 @@ def write_log(path: Path, workloads: int = 6, records: int = 40) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ansor(tmp_path_factory: pytest.TempPathFactory) -> MemoryStore:
+def ansor(tmp_path_factory: pytest.TempPathFactory) -> DuckDBStore:
     """A CPU with Ansor records of six subgraphs, a GPU with one, a device with MetaSchedule samples. Do not write."""
-    store = MemoryStore()
+    store = DuckDBStore()
     add_device(store, "logged", "llvm", "x86_64")
     add_device(store, "gpu", "cuda", "cuda")
     import_ansor(store, write_log(tmp_path_factory.mktemp("logs") / "records.json"), device="logged")
@@ -77,11 +77,11 @@ def ansor(tmp_path_factory: pytest.TempPathFactory) -> MemoryStore:
 
 
 @pytest.fixture(scope="module")
-def logged(ansor: MemoryStore) -> Dataset:
+def logged(ansor: DuckDBStore) -> Dataset:
     return build_dataset(ansor, ["logged"])
 
 
-def test_the_language_is_the_devices(ansor: MemoryStore, logged: Dataset) -> None:
+def test_the_language_is_the_devices(ansor: DuckDBStore, logged: Dataset) -> None:
     assert isinstance(logged.encoder, AnsorEncoder) and logged.encoder.version == "ansor-1-cpu"
     assert (logged.encoder.length, logged.encoder.width) == LAYOUTS["ansor-1-cpu", True] == (25, 22)
     assert {sketch.language for sketch in logged.sketches} == {ANSOR} and len(logged.groups) >= 5
@@ -109,7 +109,7 @@ def test_the_language_is_the_devices(ansor: MemoryStore, logged: Dataset) -> Non
 
 
 @pytest.mark.parametrize("device", ["logged", "gpu"])
-def test_a_checkpoint_of_it_goes_to_disk_and_scores(ansor: MemoryStore, tmp_path: Path, device: str) -> None:
+def test_a_checkpoint_of_it_goes_to_disk_and_scores(ansor: DuckDBStore, tmp_path: Path, device: str) -> None:
     data = build_dataset(ansor, [device])
     options = TrainOptions(epochs=4, learning_rate=3e-3, threads=1)
     made = JointStrategy().train(data, options, config=SMALL)
@@ -129,7 +129,7 @@ def test_a_checkpoint_of_it_goes_to_disk_and_scores(ansor: MemoryStore, tmp_path
     assert child.config == again.config
 
 
-def test_a_model_of_one_language_is_no_parent_in_the_other(ansor: MemoryStore, logged: Dataset) -> None:
+def test_a_model_of_one_language_is_no_parent_in_the_other(ansor: DuckDBStore, logged: Dataset) -> None:
     options = TrainOptions(epochs=1, threads=1)
     made = JointStrategy().train(logged, options, config=SMALL)
     with pytest.raises(InvalidInputError, match=r"parent model|parent"):
@@ -153,7 +153,7 @@ class SmallStrategy(JointStrategy):
 
 
 def test_retraining_registers_a_model_of_its_own(
-    ansor: MemoryStore, quick: Settings, tmp_path: Path, logged: Dataset
+    ansor: DuckDBStore, quick: Settings, tmp_path: Path, logged: Dataset
 ) -> None:
     registry = FakeRegistry(tmp_path / "registry")
     strategy: Strategy = SmallStrategy()
@@ -167,7 +167,7 @@ def test_retraining_registers_a_model_of_its_own(
         registry.resolve("x86_64")
 
 
-def test_the_whole_step_with_a_real_registry(ansor: MemoryStore, mlflow_settings: Settings) -> None:
+def test_the_whole_step_with_a_real_registry(ansor: DuckDBStore, mlflow_settings: Settings) -> None:
     """What `tlp train --device logged` does, and that tuning does not find the model."""
     settings = mlflow_settings.model_copy(update={"train_epochs": 1, "torch_threads": 1})
     report = pipeline.retrain(fleet_of(settings, ansor), device="logged", force=True)
@@ -189,7 +189,7 @@ def test_the_whole_step_with_a_real_registry(ansor: MemoryStore, mlflow_settings
 
 
 def test_a_family_that_cannot_be_trained_does_not_keep_the_others_from_it(
-    ansor: MemoryStore, mlflow_settings: Settings, monkeypatch: pytest.MonkeyPatch
+    ansor: DuckDBStore, mlflow_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nightly, one unreadable champion and one busy family; both used to end the run before the family that works."""
     trained: list[str] = []
@@ -214,7 +214,7 @@ def test_a_family_that_cannot_be_trained_does_not_keep_the_others_from_it(
 
 
 def test_a_decision_says_what_becomes_of_the_languages(quick: Settings, tmp_path: Path) -> None:
-    store = MemoryStore()
+    store = DuckDBStore()
     add_device(store, "logged", "llvm", "x86_64")
     import_ansor(store, write_log(tmp_path / "records.json", workloads=3), device="logged")
     fill_store(store, devices=("x86-64-v3",))

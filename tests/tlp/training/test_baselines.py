@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage import MemoryStore, Sketch
+from storage import DuckDBStore, Sketch
 from tests.tlp import small_fleet
 from tlp.core.errors import InvalidInputError
 from tlp.language.sketch import LANGUAGE
@@ -25,24 +25,24 @@ SCORERS: list[type[FeatureScorer]] = [XGBScorer, MLPScorer]
 
 
 @pytest.fixture(scope="module")
-def real() -> MemoryStore:
-    made = MemoryStore()
+def real() -> DuckDBStore:
+    made = DuckDBStore()
     small_fleet.fill(made)
     return made
 
 
 @pytest.fixture(scope="module")
-def features(real: MemoryStore, tmp_path_factory: pytest.TempPathFactory) -> PerStoreFeatures:
+def features(real: DuckDBStore, tmp_path_factory: pytest.TempPathFactory) -> PerStoreFeatures:
     return PerStoreFeatures(real, small_fleet.TARGET, tmp_path_factory.mktemp("per-store"))
 
 
 @pytest.fixture(scope="module")
-def groups(real: MemoryStore) -> list[Group]:
+def groups(real: DuckDBStore) -> list[Group]:
     held_out = choose_holdout(real).workload_ids
     return training_groups(real, small_fleet.DEVICE, watermark=real.watermark(), held_out=held_out)
 
 
-def test_they_are_trained_on_what_mtl_tlp_is_trained_on(real: MemoryStore, groups: list[Group]) -> None:
+def test_they_are_trained_on_what_mtl_tlp_is_trained_on(real: DuckDBStore, groups: list[Group]) -> None:
     dataset = build_dataset(real, [small_fleet.DEVICE])
     assert tuple(group.workload_id for group in groups) == dataset.workload_ids
     held = held_out_groups(
@@ -57,7 +57,7 @@ def test_they_are_trained_on_what_mtl_tlp_is_trained_on(real: MemoryStore, group
 
 @pytest.mark.parametrize("kind", SCORERS)
 def test_they_learn_and_say_the_same_twice(
-    kind: type[FeatureScorer], real: MemoryStore, features: PerStoreFeatures, groups: list[Group]
+    kind: type[FeatureScorer], real: DuckDBStore, features: PerStoreFeatures, groups: list[Group]
 ) -> None:
     """Fewer than 100 samples: XGBModel would answer at random if it were used as it comes."""
     device = real.get_device(small_fleet.DEVICE)
@@ -140,7 +140,7 @@ def test_a_last_batch_of_one_program_is_got_around(
         MLPScorer(features, threads=1).train(groups)
 
 
-def test_too_little_to_train_on_is_said(real: MemoryStore, features: PerStoreFeatures, groups: list[Group]) -> None:
+def test_too_little_to_train_on_is_said(real: DuckDBStore, features: PerStoreFeatures, groups: list[Group]) -> None:
     with pytest.raises(InvalidInputError, match="needs 5, there are 4"):
         MLPScorer(features).train(groups[:4])
     with pytest.raises(InvalidInputError, match="nothing to be trained on"):
@@ -153,7 +153,7 @@ def test_too_little_to_train_on_is_said(real: MemoryStore, features: PerStoreFea
 
 @pytest.mark.parametrize("kind", SCORERS)
 def test_what_tvm_cannot_replay_is_left_out(
-    kind: type[FeatureScorer], real: MemoryStore, features: PerStoreFeatures, groups: list[Group]
+    kind: type[FeatureScorer], real: DuckDBStore, features: PerStoreFeatures, groups: list[Group]
 ) -> None:
     sketch, decisions = groups[0].programs[0]
     text = sketch.instructions_json.replace("T_matmul_NT", "nosuch")
@@ -165,7 +165,7 @@ def test_what_tvm_cannot_replay_is_left_out(
     assert np.isfinite(scores[0]) and scores[1] == -np.inf
 
 
-def test_programs_can_be_kept_from_every_predictor(real: MemoryStore) -> None:
+def test_programs_can_be_kept_from_every_predictor(real: DuckDBStore) -> None:
     held = held_out_groups(
         real, small_fleet.DEVICE, watermark=real.watermark(), held_out=choose_holdout(real).workload_ids
     )

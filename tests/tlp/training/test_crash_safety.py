@@ -27,7 +27,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory, mlflow_template: Path) -> li
     settings.mlflow_dir.mkdir()
     (settings.mlflow_dir / "mlflow.db").write_bytes(mlflow_template.read_bytes())
     fill_store(
-        open_store(settings.store_path), networks=("net", "held"), workloads_per_network=2, programs=8, min_samples=8
+        open_store(settings.store_url), networks=("net", "held"), workloads_per_network=2, programs=8, min_samples=8
     )
     done = subprocess.run(
         [sys.executable, "-m", "tests.tlp.training.crashing", str(settings.home)],

@@ -9,10 +9,10 @@ import pytest
 
 from bench.synthetic import fill_store, matmul_sketch
 from storage import (
+    DuckDBStore,
     Measurement,
     MeasurementBatch,
     MeasurementState,
-    MemoryStore,
     Network,
     NetworkTask,
     Program,
@@ -27,14 +27,14 @@ DEVICES = ("x86-64-v2", "x86-64-v3")
 AT = datetime(2025, 1, 1, tzinfo=UTC)
 
 
-def add(store: MemoryStore, sketch: Sketch, decisions: list[int], device: str, latency_s: float, key: str) -> None:
+def add(store: DuckDBStore, sketch: Sketch, decisions: list[int], device: str, latency_s: float, key: str) -> None:
     run = store.start_run(RunKind.IMPORT, device=None, params={}, owner={})
     program = Program.make(sketch, decisions)
     row = Measurement(key, program.program_id, device, run, AT, MeasurementState.OK, (latency_s,), latency_s)
     store.add_measurements(MeasurementBatch([sketch], [program], [row]))
 
 
-def test_labels_are_relative_to_the_best_of_the_workload_on_the_device(store: MemoryStore, dataset: Dataset) -> None:
+def test_labels_are_relative_to_the_best_of_the_workload_on_the_device(store: DuckDBStore, dataset: Dataset) -> None:
     frame = store.samples(devices=list(DEVICES))
     best = frame.group_by("device", "workload_id").agg(pl.col("latency_s").min())
     fastest = {(d, w): s for d, w, s in best.iter_rows()}
@@ -48,14 +48,14 @@ def test_labels_are_relative_to_the_best_of_the_workload_on_the_device(store: Me
             assert set(np.round(got[:, column], 5)) <= set(np.round(wanted.astype(np.float32), 5))
 
 
-def test_held_out_networks_are_not_in_it(store: MemoryStore, dataset: Dataset) -> None:
+def test_held_out_networks_are_not_in_it(store: DuckDBStore, dataset: Dataset) -> None:
     held = {task.workload_id for task in store.get_network("held").tasks}
     assert held and not held & set(dataset.workload_ids)
     assert dataset.holdout.networks == ("held",) and dataset.holdout.workload_ids == held
 
 
 def test_a_workload_shared_with_a_held_out_network_is_excluded() -> None:
-    store = MemoryStore()
+    store = DuckDBStore()
     fill_store(store)
     shared = store.get_network("net_a").tasks[0]
     store.add_network(Network("also", True, "synthetic", AT, (NetworkTask(shared.workload_id, "t", 2),)), [])
@@ -63,7 +63,7 @@ def test_a_workload_shared_with_a_held_out_network_is_excluded() -> None:
 
 
 def test_without_held_out_networks_a_tenth_of_the_workloads_is() -> None:
-    store = MemoryStore()
+    store = DuckDBStore()
     fill_store(store, holdout=(), workloads_per_network=20, programs=3)
     held = choose_holdout(store)
     assert held.networks == () and 1 <= len(held.workload_ids) <= 15
@@ -73,7 +73,7 @@ def test_without_held_out_networks_a_tenth_of_the_workloads_is() -> None:
 
 def test_order_of_arrival_does_not_matter() -> None:
     """Two stores with the same rows, committed in another order, give the same arrays."""
-    one, two = MemoryStore(), MemoryStore()
+    one, two = DuckDBStore(), DuckDBStore()
     fill_store(one, networks=("a", "b", "held"))
     fill_store(two, networks=(), devices=DEVICES)
     for network in ("held", "b", "a"):
@@ -96,7 +96,7 @@ def test_order_of_arrival_does_not_matter() -> None:
 
 
 def test_a_watermark_is_a_snapshot() -> None:
-    store = MemoryStore()
+    store = DuckDBStore()
     fill_store(store)
     mark = store.watermark()
     before = build_dataset(store, DEVICES)
@@ -110,7 +110,7 @@ def test_a_watermark_is_a_snapshot() -> None:
 
 
 def test_a_program_measured_again_counts_with_its_median() -> None:
-    store = MemoryStore()
+    store = DuckDBStore()
     fill_store(store, networks=("net_a",), holdout=(), workloads_per_network=1, programs=0)
     (workload,) = store.get_workloads()
     sketch = matmul_sketch(workload.workload_id, cache_write=False)
@@ -124,7 +124,7 @@ def test_a_program_measured_again_counts_with_its_median() -> None:
 
 def test_equal_sequences_take_the_best_label() -> None:
     """Two sketches that differ only in a handle that has no row: the same sequence to the model."""
-    store = MemoryStore()
+    store = DuckDBStore()
     fill_store(store, networks=("net_a",), holdout=(), workloads_per_network=1, programs=0)
     (workload,) = store.get_workloads()
     sketch = matmul_sketch(workload.workload_id, cache_write=False)
@@ -142,7 +142,7 @@ def test_equal_sequences_take_the_best_label() -> None:
     assert sorted(data.labels[:, 0].tolist()) == pytest.approx([0.25, 1.0])
 
 
-def test_features_are_the_encoder_s(store: MemoryStore, dataset: Dataset) -> None:
+def test_features_are_the_encoder_s(store: DuckDBStore, dataset: Dataset) -> None:
     programs = np.array([5, 0, 17, 5])
     got = dataset.features(programs)
     for row, program in zip(got, programs, strict=True):
@@ -152,14 +152,14 @@ def test_features_are_the_encoder_s(store: MemoryStore, dataset: Dataset) -> Non
 
 
 def test_nothing_to_train_on_is_refused() -> None:
-    store = MemoryStore()
+    store = DuckDBStore()
     fill_store(store, programs=0)
     with pytest.raises(InvalidInputError, match="no samples outside") as caught:
         build_dataset(store, DEVICES)
     assert caught.value.next_command == "tlp import --help"  # a data set cannot be measured
     with pytest.raises(NotFoundError):
         build_dataset(store, ("nobody",))
-    fill_store(single := MemoryStore(), programs=1)
+    fill_store(single := DuckDBStore(), programs=1)
     with pytest.raises(InvalidInputError, match="nothing to rank"):
         build_dataset(single, DEVICES)
 
@@ -171,10 +171,11 @@ def test_watched_workloads_are_not_trained_on(dataset: Dataset) -> None:
 
 
 def test_workloads_without_arithmetic_are_trained_on_and_said(capsys: pytest.CaptureFixture[str]) -> None:
-    store = MemoryStore()
+    store = DuckDBStore()
     fill_store(store)
     build_dataset(store, ["x86-64-v2"])
     assert "arithmetic" not in capsys.readouterr().err
-    store._workloads = {key: dataclasses.replace(w, context={}) for key, w in store._workloads.items()}
+    with store._connector.writing() as connection:
+        connection.execute("UPDATE workloads SET context = '{}'")
     assert len(build_dataset(store, ["x86-64-v2"]).groups) == 8
     assert "8 of 8 workloads have no arithmetic" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.synthetic import latency_s
-from storage import Device, MemoryStore, Sketch
+from storage import Device, DuckDBStore, Sketch
 from tlp.core.errors import InvalidInputError
 from tlp.training.judge.evaluate import MAX_K, RANDOM, Scorer, evaluate, expected_best
 
@@ -41,7 +41,7 @@ def test_random_choice_is_the_mean_over_all_choices(latencies: list[int], k: int
     assert expected_best(values)[k - 1] == pytest.approx(sum(map(min, picks)) / len(picks))
 
 
-def test_top_k_is_the_formula_of_the_paper(store: MemoryStore) -> None:
+def test_top_k_is_the_formula_of_the_paper(store: DuckDBStore) -> None:
     report = evaluate(store, DEVICES, {"oracle": Oracle(), "worst": Oracle(-1.0)})
     weights = {task.workload_id: task.weight for task in store.get_network("held").tasks}
     for device in DEVICES:
@@ -70,7 +70,7 @@ def test_top_k_is_the_formula_of_the_paper(store: MemoryStore) -> None:
         assert len(curve) == MAX_K and curve == sorted(curve)
 
 
-def test_json_has_the_fixed_keys(store: MemoryStore) -> None:
+def test_json_has_the_fixed_keys(store: DuckDBStore) -> None:
     value = evaluate(store, DEVICES, {"oracle": Oracle()}).to_json()
     entry = value["devices"]["x86-64-v2"]["oracle"]
     assert {"top1", "top5", "networks"} <= set(entry)
@@ -78,10 +78,10 @@ def test_json_has_the_fixed_keys(store: MemoryStore) -> None:
     assert set(value["devices"]["x86-64-v3"]) == {"oracle", RANDOM}
 
 
-def test_a_device_without_held_out_measurements_is_left_out(store: MemoryStore) -> None:
+def test_a_device_without_held_out_measurements_is_left_out(store: DuckDBStore) -> None:
     assert evaluate(store, DEVICES, {}, watermark=0).devices == {}
 
 
-def test_scores_that_are_not_finite_are_refused(store: MemoryStore) -> None:
+def test_scores_that_are_not_finite_are_refused(store: DuckDBStore) -> None:
     with pytest.raises(InvalidInputError, match="broken returned scores"):
         evaluate(store, DEVICES, {"broken": Broken()})

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from bench.synthetic import latency_s
-from storage import Device, MemoryStore, Sketch
+from storage import Device, DuckDBStore, Sketch
 from tlp.core.settings import Settings
 from tlp.training.judge.evaluate import EvaluationReport, PredictorResult, Scorer, TaskResult, evaluate
 from tlp.training.judge.gate import CANDIDATE, CHAMPION, judge
@@ -29,11 +29,11 @@ class Ranker(Scorer):
         return sign * truth + self.noise * rng.standard_normal(len(truth))
 
 
-def report(store: MemoryStore, **scorers: Scorer) -> EvaluationReport:
+def report(store: DuckDBStore, **scorers: Scorer) -> EvaluationReport:
     return evaluate(store, DEVICES, {CANDIDATE: scorers["candidate"], CHAMPION: scorers["champion"]})
 
 
-def test_a_first_version_must_beat_random_choice(store: MemoryStore, quick: Settings) -> None:
+def test_a_first_version_must_beat_random_choice(store: DuckDBStore, quick: Settings) -> None:
     good = evaluate(store, DEVICES, {CANDIDATE: Ranker(0.0, 0)})
     assert judge(good, quick, trained=["x86-64-v2"], champion=None).passed
     passed = 0
@@ -43,13 +43,13 @@ def test_a_first_version_must_beat_random_choice(store: MemoryStore, quick: Sett
     assert passed <= 6
 
 
-def test_the_champion_itself_ties(store: MemoryStore, quick: Settings) -> None:
+def test_the_champion_itself_ties(store: DuckDBStore, quick: Settings) -> None:
     same = report(store, candidate=Ranker(0.1, 0), champion=Ranker(0.1, 0))
     verdict = judge(same, quick, trained=["x86-64-v2"])
     assert verdict.passed and all(c.difference == 0.0 for c in verdict.comparisons)
 
 
-def test_a_better_one_passes_and_a_worse_one_does_not(store: MemoryStore, quick: Settings) -> None:
+def test_a_better_one_passes_and_a_worse_one_does_not(store: DuckDBStore, quick: Settings) -> None:
     better = report(store, candidate=Ranker(0.0, 0), champion=Ranker(1e6, 1))
     assert judge(better, quick, trained=list(DEVICES)).passed
     worse = report(store, candidate=Ranker(1e6, 1), champion=Ranker(0.0, 0))
@@ -57,14 +57,14 @@ def test_a_better_one_passes_and_a_worse_one_does_not(store: MemoryStore, quick:
     assert not verdict.passed and "worse than the champion beyond noise" in verdict.reasons[0]
 
 
-def test_another_device_must_not_lose(store: MemoryStore, quick: Settings) -> None:
+def test_another_device_must_not_lose(store: DuckDBStore, quick: Settings) -> None:
     upside_down = report(store, candidate=Ranker(0.0, 0, reversed_on="x86-64-v3"), champion=Ranker(0.0, 0))
     verdict = judge(upside_down, quick, trained=["x86-64-v2"])
     assert not verdict.passed
     assert verdict.reasons[0].startswith("x86-64-v3: top-1") and "loses more than 0.005" in verdict.reasons[0]
 
 
-def test_a_device_that_cannot_be_judged_stops_it(store: MemoryStore, quick: Settings) -> None:
+def test_a_device_that_cannot_be_judged_stops_it(store: DuckDBStore, quick: Settings) -> None:
     verdict = judge(EvaluationReport({}, 0), quick, trained=["x86-64-v2"], champion=None)
     assert not verdict.passed and "cannot be judged" in verdict.reasons[0]
     assert verdict.reasons[0].endswith(": tlp measure x86-64-v2 --samples 200")

@@ -11,7 +11,7 @@ import pytest
 import tlp
 from bench.growth_law import Growth, smooth_factor
 from bench.synthetic import matmul_sketch
-from storage import MemoryStore, import_parquet
+from storage import DuckDBStore, import_parquet
 from tlp.core.errors import InvalidInputError
 from tlp.language.sketch import DecisionKind, parse_sketch
 
@@ -19,13 +19,13 @@ DEVICES = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
 
 
 @pytest.fixture(scope="module")
-def starter() -> MemoryStore:
-    store = MemoryStore()
+def starter() -> DuckDBStore:
+    store = DuckDBStore()
     import_parquet(store, Path(tlp.__file__).parent / "data" / "starter")
     return store
 
 
-def test_grown_programs_are_valid(starter: MemoryStore) -> None:
+def test_grown_programs_are_valid(starter: DuckDBStore) -> None:
     mark = starter.watermark()
     before = starter.samples(watermark=mark)
     growth = Growth(starter, DEVICES, seed=3)
@@ -56,7 +56,7 @@ def test_grown_programs_are_valid(starter: MemoryStore) -> None:
 
 
 def test_the_same_seed_grows_the_same_rows() -> None:
-    stores = [MemoryStore(), MemoryStore()]
+    stores = [DuckDBStore(), DuckDBStore()]
     for store in stores:
         import_parquet(store, Path(tlp.__file__).parent / "data" / "starter")
         Growth(store, DEVICES[:1], seed=5).add(300)
@@ -76,4 +76,4 @@ def test_latencies_follow_from_the_decisions() -> None:
 
 def test_nothing_to_grow_from_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="grow from"):
-        Growth(MemoryStore(), ["x86-64-v2"])
+        Growth(DuckDBStore(), ["x86-64-v2"])

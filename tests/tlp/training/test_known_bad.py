@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bench.synthetic import fill_store
-from storage import MemoryStore
+from storage import DuckDBStore
 from tests.fleets import fleet_of
 from tests.tlp.training.test_retrain import HELD, OPTIONS, SMALL
 from tlp.core.errors import ModelFormatError
@@ -81,7 +81,7 @@ def damaged(checkpoint: Checkpoint, device: str, how: str) -> Checkpoint:
 class Fleet:
     """A store whose family has a champion."""
 
-    store: MemoryStore
+    store: DuckDBStore
     settings: Settings
     registry: FakeRegistry
 
@@ -102,7 +102,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
         torch_threads=1,
         gate_bootstrap=200,
     )
-    store = MemoryStore()
+    store = DuckDBStore()
     fill_store(store, holdout=HELD, **OPTIONS)
     made = Fleet(store, settings, FakeRegistry(folder / "registry"))
     first = made.retrain(Spoiling())

@@ -13,7 +13,7 @@ import mlflow
 import pytest
 
 from bench.synthetic import fill_store
-from storage import MemoryStore
+from storage import DuckDBStore
 from tests.conftest import copy_template
 from tests.fleets import fleet_of
 from tests.tlp.training.crashing import DEVICE, FAMILY, Untrained
@@ -45,8 +45,8 @@ def wait_for(service: _processes.Service) -> None:
 
 
 @pytest.fixture
-def fleet() -> MemoryStore:
-    store = MemoryStore()
+def fleet() -> DuckDBStore:
+    store = DuckDBStore()
     fill_store(store, networks=("net", "held"), workloads_per_network=2, programs=8, min_samples=8)
     return store
 
@@ -54,7 +54,7 @@ def fleet() -> MemoryStore:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_server_that_dies_and_comes_back(
-    fleet: MemoryStore, mlflow_template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fleet: DuckDBStore, mlflow_template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     direct = copy_template(mlflow_template, Settings(home=tmp_path / "home", torch_threads=1))
     Registry(direct).ensure()
@@ -117,7 +117,7 @@ def silent_server() -> Iterator[str]:
 
 
 def test_a_server_that_never_answers_is_given_up(
-    fleet: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fleet: DuckDBStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")

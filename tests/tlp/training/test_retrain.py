@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bench.synthetic import fill_store
-from storage import DeviceState, MemoryStore
+from storage import DeviceState, DuckDBStore
 from tlp.core.errors import ModelFormatError, NotFoundError
 from tlp.core.settings import Settings
 from tlp.language.metaschedule_encoder import ENCODER_VERSION
@@ -61,8 +61,8 @@ class Small(Strategy):
 
 
 @pytest.fixture
-def fleet() -> MemoryStore:
-    store = MemoryStore()
+def fleet() -> DuckDBStore:
+    store = DuckDBStore()
     fill_store(store, holdout=HELD, **OPTIONS)
     return store
 
@@ -72,7 +72,7 @@ def registry(tmp_path: Path) -> FakeRegistry:
     return FakeRegistry(tmp_path / "registry")
 
 
-def test_the_loop(fleet: MemoryStore, quick: Settings, registry: FakeRegistry) -> None:
+def test_the_loop(fleet: DuckDBStore, quick: Settings, registry: FakeRegistry) -> None:
     epochs: list[int] = []
     first = run_retrain(
         fleet, quick, registry, device="x86-64-v3", strategy=Small(), on_progress=lambda r: epochs.append(r.epoch)
@@ -106,7 +106,7 @@ def test_the_loop(fleet: MemoryStore, quick: Settings, registry: FakeRegistry) -
 
 
 def test_a_first_version_from_shuffled_labels_is_stopped(
-    fleet: MemoryStore, quick: Settings, registry: FakeRegistry
+    fleet: DuckDBStore, quick: Settings, registry: FakeRegistry
 ) -> None:
     result = run_retrain(fleet, quick, registry, device="x86-64-v3", strategy=Small(shuffle_labels=True))
     assert not result.promoted and registry.champion == {} and "random" in result.reason
@@ -114,7 +114,7 @@ def test_a_first_version_from_shuffled_labels_is_stopped(
 
 
 def test_a_champion_of_another_encoder_is_refused_unless_from_scratch(
-    fleet: MemoryStore, quick: Settings, registry: FakeRegistry
+    fleet: DuckDBStore, quick: Settings, registry: FakeRegistry
 ) -> None:
     quick = quick.model_copy(update={"train_epochs": 1})
     run_retrain(fleet, quick, registry, device="x86-64-v3", strategy=Small())
@@ -131,7 +131,7 @@ def manifest(*heads: str, watermark: int = 0) -> Manifest:
     return Manifest("x86_64", "metaschedule-1", heads, {}, {}, watermark, (), "joint", None, (0,))
 
 
-def test_decisions_have_numbers(fleet: MemoryStore, quick: Settings) -> None:
+def test_decisions_have_numbers(fleet: DuckDBStore, quick: Settings) -> None:
     have = fleet.device_counts()["x86-64-v2"].samples_ok
     new_task = decide(fleet, quick, "x86-64-v2", None)
     assert new_task.train and str(have) in new_task.reason
@@ -146,7 +146,7 @@ def test_decisions_have_numbers(fleet: MemoryStore, quick: Settings) -> None:
 
 
 def test_a_device_below_its_quota_waits(quick: Settings) -> None:
-    store = MemoryStore()
+    store = DuckDBStore()
     fill_store(store, min_samples=10_000)
     decision = decide(store, quick, "x86-64-v2", None)
     assert not decision.train
@@ -157,15 +157,15 @@ def test_a_device_below_its_quota_waits(quick: Settings) -> None:
 
 
 def test_auxiliaries_are_the_most_similar_of_the_family(quick: Settings) -> None:
-    store = MemoryStore()
+    store = DuckDBStore()
     fill_store(store, devices=("x86-64-v2", "x86-64-v3", "x86-64-v4"), programs=6, min_samples=10)
     assert choose_devices(store, store.get_device("x86-64-v3"), None) == ["x86-64-v2", "x86-64-v3", "x86-64-v4"]
-    few = MemoryStore()
+    few = DuckDBStore()
     fill_store(few, devices=("x86-64-v2", "x86-64-v3"), min_samples=10_000)
     assert choose_devices(few, few.get_device("x86-64-v3"), None) == ["x86-64-v3"]
     assert choose_devices(few, few.get_device("x86-64-v3"), manifest("x86-64-v2")) == ["x86-64-v2", "x86-64-v3"]
     assert retrain.MAX_AUXILIARIES == 2
 
 
-def test_training_leaves_global_settings_of_torch_alone(fleet: MemoryStore, quick: Settings) -> None:
+def test_training_leaves_global_settings_of_torch_alone(fleet: DuckDBStore, quick: Settings) -> None:
     assert torch.is_grad_enabled()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.synthetic import fill_store
-from storage import MemoryStore
+from storage import DuckDBStore
 from tlp.core.errors import InvalidInputError
 from tlp.model.checkpoint import Checkpoint
 from tlp.model.config import TLPConfig
@@ -28,20 +28,20 @@ OLD, NEW = ("x86-64-v2", "x86-64-v3"), "x86-64-v4"
 
 
 @pytest.fixture(scope="module")
-def fleet() -> MemoryStore:
-    store = MemoryStore()
+def fleet() -> DuckDBStore:
+    store = DuckDBStore()
     fill_store(store, devices=(*OLD, NEW), programs=16)
     return store
 
 
 @pytest.fixture(scope="module")
-def parent(fleet: MemoryStore) -> Checkpoint:
+def parent(fleet: DuckDBStore) -> Checkpoint:
     made = JointStrategy().train(build_dataset(fleet, OLD, watermark=fleet.watermark()), OPTIONS, config=SMALL)
     return dataclasses.replace(made, manifest=dataclasses.replace(made.manifest, watermark=7))
 
 
 @pytest.fixture(scope="module")
-def grown(fleet: MemoryStore, parent: Checkpoint) -> Dataset:
+def grown(fleet: DuckDBStore, parent: Checkpoint) -> Dataset:
     return build_dataset(fleet, (*OLD, NEW), vocabulary=parent.vocabulary)
 
 

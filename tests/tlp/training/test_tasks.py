@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from bench.synthetic import fill_store
-from storage import Device, DeviceState, MemoryStore, RoundQuality, RunKind, RunState
+from storage import Device, DeviceState, DuckDBStore, RoundQuality, RunKind, RunState
 from tests.fleets import fleet_of
 from tlp.core.settings import Settings
 from tlp.model.checkpoint import Manifest
@@ -24,14 +24,14 @@ def manifest(*heads: str, watermark: int = 0, **watermarks: int) -> Manifest:
 
 
 @pytest.fixture(scope="module")
-def many() -> MemoryStore:
+def many() -> DuckDBStore:
     """Ten devices, names ending in their level."""
-    store = MemoryStore()
+    store = DuckDBStore()
     fill_store(store, devices=MANY, programs=12, workloads_per_network=3, min_samples=10, noise=0.0)
     return store
 
 
-def test_a_family_of_ten_trains_three_tasks_and_keeps_seven_heads(many: MemoryStore) -> None:
+def test_a_family_of_ten_trains_three_tasks_and_keeps_seven_heads(many: DuckDBStore) -> None:
     focus = MANY[1]  # v3
     tasks = choose_tasks(many, many.get_device(focus), manifest(*MANY))
     roles = [task.role for task in tasks]
@@ -48,8 +48,8 @@ def test_a_family_of_ten_trains_three_tasks_and_keeps_seven_heads(many: MemorySt
     assert len(choose_devices(many, many.get_device(focus), None)) == 1 + MAX_AUXILIARIES
 
 
-def test_a_head_without_samples_here_is_kept(many: MemoryStore) -> None:
-    store = MemoryStore()
+def test_a_head_without_samples_here_is_kept(many: DuckDBStore) -> None:
+    store = DuckDBStore()
     fill_store(store, devices=("x86-64-v3",), programs=12)
     silent = Device("silent", {"kind": "llvm", "mcpu": "x86-64-v3"}, "x86_64", 5, {}, {}, DeviceState.SERVING, AT)
     store.add_device(silent, "moved here")
@@ -57,7 +57,7 @@ def test_a_head_without_samples_here_is_kept(many: MemoryStore) -> None:
     assert [(task.device, task.role) for task in tasks] == [("x86-64-v3", Role.FOCUS), ("silent", Role.KEPT)]
 
 
-def test_samples_that_a_training_left_out_still_make_one_due(many: MemoryStore, quick: Settings) -> None:
+def test_samples_that_a_training_left_out_still_make_one_due(many: DuckDBStore, quick: Settings) -> None:
     name, mark = MANY[0], many.watermark()
     key = name.replace("-", "_")
     assert not decide(many, quick, name, manifest(name, watermark=mark)).train
@@ -65,14 +65,14 @@ def test_samples_that_a_training_left_out_still_make_one_due(many: MemoryStore, 
     assert kept.train and kept.numbers["new_samples"] == many.device_counts()[name].samples_ok
 
 
-def judged(store: MemoryStore, device: str, *, promoted: bool, parent: str | None, watermark: int) -> None:
+def judged(store: DuckDBStore, device: str, *, promoted: bool, parent: str | None, watermark: int) -> None:
     run = store.start_run(RunKind.TRAIN, device=device, params={}, owner={})
     result = {"version": "4", "promoted": promoted, "parent": parent, "watermark": watermark}
     store.finish_run(run, RunState.DONE, "for a test", result)
 
 
 def test_the_same_samples_are_not_trained_again_after_the_gate_said_no(quick: Settings) -> None:
-    store = MemoryStore()
+    store = DuckDBStore()
     fill_store(store, min_samples=100)
     mark = store.watermark()
     assert decide(store, quick, "x86-64-v2", None).train
@@ -89,7 +89,7 @@ def test_the_same_samples_are_not_trained_again_after_the_gate_said_no(quick: Se
     assert decide(store, quick, "x86-64-v2", None).train
 
 
-def rounds(store: MemoryStore, right: list[float], *, canary_off: bool = False) -> None:
+def rounds(store: DuckDBStore, right: list[float], *, canary_off: bool = False) -> None:
     run = store.start_run(RunKind.TUNE, device="x86-64-v2", params={}, owner={})
     store.add_round_qualities(
         [
@@ -103,7 +103,7 @@ def rounds(store: MemoryStore, right: list[float], *, canary_off: bool = False) 
 
 
 def test_a_fall_of_the_live_accuracy_makes_a_training_due(quick: Settings) -> None:
-    store = MemoryStore()
+    store = DuckDBStore()
     fill_store(store)
     limits = {"live_baseline_rounds": 4, "live_window_rounds": 4, "live_min_pairs": 60, "live_accuracy_drop": 0.1}
     settings = quick.model_copy(update=limits)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from storage import Measurement, MeasurementState, MemoryStore, RunKind, RunState, stable_id
+from storage import DuckDBStore, Measurement, MeasurementState, RunKind, RunState, stable_id
 from tests.fleets import fleet_of
 from tests.tlp import small_fleet
 from tests.tlp.small_fleet import TARGET, candidates, latency_s, workload
@@ -23,9 +23,9 @@ PROGRAMS = 14
 
 
 @pytest.fixture(scope="module")
-def fleet() -> MemoryStore:
+def fleet() -> DuckDBStore:
     """`small` with 14 programs of each workload; `near` with the same, slower where one tile is wide."""
-    store = MemoryStore()
+    store = DuckDBStore()
     small_fleet.fill(store, programs=PROGRAMS)
     store.add_device(small_fleet.device("near", target=TARGET | {"mcpu": "x86-64-v4"}), "for a test")
     run = store.start_run(RunKind.IMPORT, device=None, params={}, owner={})
@@ -48,7 +48,7 @@ def other(decisions: object) -> float:
 
 
 @pytest.fixture(scope="module")
-def whole(fleet: MemoryStore) -> Dataset:
+def whole(fleet: DuckDBStore) -> Dataset:
     return build_dataset(fleet, ["near", "small"])
 
 
@@ -113,19 +113,19 @@ def test_a_guide_ranks_for_a_device_without_samples(whole: Dataset) -> None:
 
 
 def test_no_guide_without_samples() -> None:
-    store = MemoryStore()
+    store = DuckDBStore()
     store.add_device(small_fleet.device(), "for a test")
     assert guide_from_store(store, ["small"]) is None
 
 
-def test_too_few_samples_cannot_be_judged(fleet: MemoryStore) -> None:
+def test_too_few_samples_cannot_be_judged(fleet: DuckDBStore) -> None:
     verdict = saturation.judge(fleet, "small")
     assert not verdict.enough
     assert "too few" in verdict.reason
     assert verdict.samples == PROGRAMS * len(small_fleet.TRAINED)
 
 
-def test_samples_are_enough_once_doublings_bring_nothing(fleet: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_are_enough_once_doublings_bring_nothing(fleet: DuckDBStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saturation, "START", 16)
     monkeypatch.setattr(saturation, "MIN_WORKLOADS", 3)
     monkeypatch.setattr(saturation, "FLAT", 1.0)
@@ -149,7 +149,7 @@ def test_samples_are_enough_once_doublings_bring_nothing(fleet: MemoryStore, mon
     ],
 )
 def test_two_doublings_in_a_row_have_to_bring_nothing(
-    fleet: MemoryStore, monkeypatch: pytest.MonkeyPatch, curve: tuple[float, ...], enough: bool, words: str
+    fleet: DuckDBStore, monkeypatch: pytest.MonkeyPatch, curve: tuple[float, ...], enough: bool, words: str
 ) -> None:
     monkeypatch.setattr(saturation, "START", 16)
     monkeypatch.setattr(saturation, "MIN_WORKLOADS", 3)
@@ -161,7 +161,7 @@ def test_two_doublings_in_a_row_have_to_bring_nothing(
 
 @pytest.mark.parametrize(("answer", "train"), [(True, True), (False, False)])
 def test_what_was_judged_enough_is_trained_before_the_quota(answer: bool, train: bool) -> None:
-    store = MemoryStore()
+    store = DuckDBStore()
     small_fleet.fill(store, programs=1)
     store.add_device(replace(small_fleet.device("big"), min_samples=1000), "for a test")
     made = candidates(workload(small_fleet.TRAINED[0]), 4)
