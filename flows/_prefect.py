@@ -50,10 +50,7 @@ _DRAIN_TIMEOUT_S = 5
 
 def api_url(settings: Settings) -> str | None:
     """The Prefect API to report to: PREFECT_API_URL, else the server of `tlp up`; None if none of them answers."""
-    for url in (os.environ.get("PREFECT_API_URL"), services.prefect_api_url(settings)):
-        if url and _answers(url):
-            return url
-    return None
+    return next((url for url in services.prefect_apis(settings) if _answers(url)), None)
 
 
 def _answers(url: str) -> bool:

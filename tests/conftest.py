@@ -12,12 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.boards import Boards
-from tlp.core import child as _child
 from tlp.core.settings import Settings, get_settings
 from tlp.pipeline import guests as guests
-from tlp.registry import Registry
 from tlp.registry.mlflow import create_database, set_environment
-from tlp.services import _commands, _processes
+from tlp.services import temporary_services
 
 pytest_plugins = ["tests.tlp.pipeline.night_fixtures"]
 
@@ -97,22 +95,6 @@ def mlflow_server(tmp_path_factory: pytest.TempPathFactory, mlflow_template: Pat
     """One MLflow server for the session, on a free loopback port; every test uses a model family of its own."""
     home = tmp_path_factory.mktemp("served")
     direct = copy_template(mlflow_template, Settings(home=home))
-    Registry(direct).ensure()
-    port = _processes.free_port()
-    command, env = _commands.mlflow_server(direct, port)
-    url = f"http://127.0.0.1:{port}"
-    service = _processes.start(
-        "mlflow",
-        _child.command(os.getpid(), command),
-        env,
-        log=direct.logs_dir / "mlflow.log",
-        cwd=home,
-        url=url,
-        host="127.0.0.1",
-        port=port,
-    )
-    try:
-        _processes.wait_until(service, lambda: _processes.answers(f"{url}/health"))
+    with temporary_services(direct, ["mlflow"]) as view:
+        url = str(view.url("mlflow"))
         yield ServedRegistry(url, direct, Settings(home=home, mlflow_uri=url))
-    finally:
-        _processes.stop(service)

@@ -5,7 +5,6 @@ python -m tests.browser.screenshots FOLDER        # e.g. docs/images; about a mi
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -15,10 +14,9 @@ from storage import DuckDBStore
 from tests.browser import mlflow_pages
 from tests.fleets import fleet_of
 from tests.tlp.training.test_retrain import HELD, OPTIONS, Small
-from tlp.core import child as _child
 from tlp.core.settings import Settings
 from tlp.registry import Registry
-from tlp.services import _commands, _processes
+from tlp.services import temporary_services
 from tlp.training.retrain import run_retrain
 
 MODEL = "mtl-tlp-x86_64"
@@ -37,24 +35,8 @@ def main() -> None:
         for _ in range(2):
             result = run_retrain(fleet_of(settings, store, registry), device="x86-64-v3", force=True, strategy=Small())
             print(result.version, result.promoted, result.reason)
-        port = _processes.free_port()
-        command, env = _commands.mlflow_server(settings, port)
-        url = f"http://127.0.0.1:{port}"
-        service = _processes.start(
-            "mlflow",
-            _child.command(os.getpid(), command),
-            env,
-            log=settings.logs_dir / "mlflow.log",
-            cwd=settings.home,
-            url=url,
-            host="127.0.0.1",
-            port=port,
-        )
-        try:
-            _processes.wait_until(service, lambda: _processes.answers(f"{url}/health"))
-            take(url, folder)
-        finally:
-            _processes.stop(service)
+        with temporary_services(settings, ["mlflow"]) as view:
+            take(str(view.url("mlflow")), folder)
 
 
 def take(url: str, folder: Path) -> None:

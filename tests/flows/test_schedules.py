@@ -13,9 +13,9 @@ from prefect.states import Running, Scheduled
 
 from flows import _deploy, _prefect
 from flows.measure import measure
-from tlp import services
 from tlp.core.settings import get_settings
-from tlp.services._commands import POOL, WORKER_LIMIT
+from tlp.services.prefect import POOL, WORKER_LIMIT
+from tlp.services.schedules import ask, schedule_warnings
 
 NOW = datetime.now(UTC)
 PAGE = "http://page"
@@ -40,9 +40,9 @@ def late(client, deployment, days, name="Late", **fields):
 
 
 def warnings(prefect_api):
-    found = services.ask(prefect_api, NOW)
+    found = ask(prefect_api, NOW)
     assert found is not None
-    return services.schedule_warnings(found, NOW, PAGE)
+    return schedule_warnings(found, NOW, PAGE)
 
 
 def test_five_nights_without_a_worker_are_one_run(store, deployed):
@@ -130,7 +130,7 @@ def test_paused_schedules_are_named(deployed, prefect_api):
 
 
 def test_a_server_that_does_not_answer_says_nothing():
-    assert services.ask("http://127.0.0.1:9", NOW) is None
+    assert ask("http://127.0.0.1:9", NOW) is None
 
 
 def test_a_run_outside_a_deployment_is_never_made_up(home):

@@ -7,13 +7,12 @@ mlflow, prefect: it must answer in a second, and within five while a run writes.
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from storage import CanaryState, Device, DeviceCounts, DeviceState, Run, RunKind, RunState
-from tlp.core import processes as _process
+from tlp.core import processes
 from tlp.core.fleet import Fleet
 from tlp.core.settings import Settings
 from tlp.exchange import landing
@@ -22,10 +21,90 @@ from tlp.measure import canary
 from tlp.measure.endpoint import endpoint_of
 from tlp.measure.noise import noise_floor
 from tlp.registry import CHAMPION, kept, model_name, models_at
-from tlp.services import ServicesView, ask, look, schedule_page, schedule_warnings
+from tlp.services.contract import ServicesView
+from tlp.services.schedules import ask, schedule_page, schedule_warnings
+from tlp.services.state import look, prefect_apis
 
-_RECENT_RUNS = 10
-_MEASURING = (RunKind.MEASURE, RunKind.BOOTSTRAP)
+_RECENT_RUNS: Final = 10
+_MEASURING: Final = (RunKind.MEASURE, RunKind.BOOTSTRAP)
+
+
+def collect(fleet: Fleet) -> dict[str, Any]:
+    """Everything `tlp status` shows, with the fixed keys devices, models, runs, warnings, and services, at.
+
+    Raises:
+        StoreError: the store cannot be read.
+    """
+    now = datetime.now(UTC)
+    devices = fleet.store.list_devices()
+    services = look(fleet.settings)
+    models, registry_warning = models_at(fleet.store, services.url("mlflow"))
+    rows = _device_rows(fleet, devices, models)
+    running = fleet.store.list_runs(state=RunState.RUNNING)
+    handed_in = landing.summary(fleet.settings)
+    return {
+        "at": now,
+        "devices": rows,
+        "models": models,
+        "runs": [_run_row(run) for run in fleet.store.list_runs(limit=_RECENT_RUNS)],
+        "warnings": [
+            *([registry_warning] if registry_warning else []),
+            *_models(fleet, models),
+            *warnings(devices, running, rows, services),
+            *_drifting(rows),
+            *landing.warnings(fleet.settings, handed_in),
+            *_schedules(fleet.settings, now),
+        ],
+        "services": services.as_dict(),
+        "landing": handed_in,
+    }
+
+
+def device_detail(fleet: Fleet, name: str) -> dict[str, Any]:
+    """One device of `collect` with `target`, `facts`, `endpoint`, `noise_floor` and `history`. Raises NotFoundError."""
+    device = fleet.store.get_device(name)
+    models, _ = models_at(fleet.store, look(fleet.settings).url("mlflow"))
+    (row,) = _device_rows(fleet, [device], models)
+    events = [{"at": e.at, "state": e.state.value, "reason": e.reason} for e in fleet.store.device_events(name)]
+    return row | {
+        "target": dict(device.target),
+        "facts": dict(device.facts),
+        "endpoint": dict(device.endpoint),
+        "enrolled_at": device.enrolled_at,
+        "noise_floor": noise_floor(fleet.store, name),
+        "history": events,
+    }
+
+
+# -- rows -----------------------------------------------------------------------------------------------------
+def _device_rows(fleet: Fleet, devices: Sequence[Device], models: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    champions = {model["name"]: model["champion_version"] for model in models}
+    pins = {(model["name"], device): version for model in models for device, version in model["pins"].items()}
+    counts = fleet.store.device_counts()
+    rows = []
+    for device in devices:
+        model = model_name(device.family)
+        champion = pins.get((model, device.name), champions.get(model))
+        measuring = [r for r in fleet.store.list_runs(device=device.name, limit=20) if r.kind in _MEASURING]
+        rows.append(_device_row(device, counts[device.name], measuring, champion) | _trust(fleet, device, champion))
+    return rows
+
+
+def _device_row(device: Device, counts: DeviceCounts, measuring: Sequence[Run], champion: str | None) -> dict[str, Any]:
+    """`eta_s` is 0 when the quota is in, null when nothing tells."""
+    missing = max(device.min_samples - counts.samples_ok, 0)
+    rate = measuring_rate(counts, measuring)
+    return {
+        "name": device.name,
+        "state": device.state.value,
+        "family": device.family,
+        "samples_ok": counts.samples_ok,
+        "samples_failed": counts.samples_failed,
+        "samples_flagged": counts.samples_flagged,
+        "min_samples": device.min_samples,
+        "champion_version": champion,
+        "eta_s": 0.0 if missing == 0 else missing / rate if rate else None,
+    }
 
 
 def measuring_rate(counts: DeviceCounts, measuring: Sequence[Run]) -> float | None:
@@ -49,67 +128,15 @@ def measuring_rate(counts: DeviceCounts, measuring: Sequence[Run]) -> float | No
     return None
 
 
-def device_row(
-    device: Device, counts: DeviceCounts, measuring: Sequence[Run], champion_version: str | None
-) -> dict[str, Any]:
-    """One device of `status --json`; `eta_s` is 0 when the quota is in, null when nothing tells."""
-    missing = max(device.min_samples - counts.samples_ok, 0)
-    rate = measuring_rate(counts, measuring)
-    eta_s = 0.0 if missing == 0 else missing / rate if rate else None
-    return {
-        "name": device.name,
-        "state": device.state.value,
-        "family": device.family,
-        "samples_ok": counts.samples_ok,
-        "samples_failed": counts.samples_failed,
-        "samples_flagged": counts.samples_flagged,
-        "min_samples": device.min_samples,
-        "champion_version": champion_version,
-        "eta_s": eta_s,
-    }
-
-
-def _trust(fleet: Fleet, device: Device, champion_version: str | None) -> dict[str, Any]:
+def _trust(fleet: Fleet, device: Device, champion: str | None) -> dict[str, Any]:
     """`canary` and `live` of a device, null where nothing was measured or tuned."""
     if not endpoint_of(device).is_measurable:
         return {"canary": None, "live": None}
-    live = None if champion_version is None else quality.summary(fleet, device.name, str(champion_version))
+    live = None if champion is None else quality.summary(fleet, device.name, str(champion))
     return {"canary": canary.summary(fleet.store, device.name), "live": live}
 
 
-def _models(fleet: Fleet, models: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A warning for each model that has no champion any more, and for each trained one that is not registered yet."""
-    moved = {event.model for event in fleet.store.model_events(alias=CHAMPION)}
-    lost = [model["name"] for model in models if model["champion_version"] is None and model["name"] in moved]
-    return [
-        f"{name} has no champion any more: tuning and training use the last good version until one is promoted: "
-        "tlp model list"
-        for name in lost
-    ] + [
-        f"trained model {name} is not through the registry yet, the next start goes on with it: tlp train --dry-run"
-        for name in kept.names(fleet.settings)
-    ]
-
-
-def _drifting(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """A warning for each device whose machine, and for each whose model drifts."""
-    found = []
-    for row in rows:
-        name, seen, live = row["name"], row["canary"], row["live"]
-        if seen is not None and seen["off_in_a_row"]:
-            found.append(
-                f"device {name}: {seen['reason']}; {seen['off_in_a_row']} in a row, {row['samples_flagged']} samples "
-                f"are flagged and not trained on; if it is to stay so: tlp device resume {name} --rebase-canary"
-            )
-        if seen is not None and seen["state"] == CanaryState.FAILED:
-            found.append(f"device {name} has no canary reference, {seen['reason']}: tlp device show {name}")
-        if live is not None and live["fell"]:
-            found.append(f"{live['fell']}; the next retraining takes it up: tlp train --device {name} --dry-run")
-    return found
-
-
-def run_row(run: Run) -> dict[str, Any]:
-    """One run of `status --json`."""
+def _run_row(run: Run) -> dict[str, Any]:
     return {
         "run_id": run.run_id,
         "kind": run.kind.value,
@@ -121,106 +148,42 @@ def run_row(run: Run) -> dict[str, Any]:
     }
 
 
-def collect(fleet: Fleet) -> dict[str, Any]:
-    """Everything `tlp status` shows, with the fixed keys devices, models, runs, warnings, and services, at.
-
-    Raises:
-        StoreError: the store cannot be read.
-    """
-    devices = fleet.store.list_devices()
-    counts = fleet.store.device_counts()
-    services = look(fleet.settings)
-    models, registry_warning = models_at(fleet.store, services.mlflow_url)
-    champions = {model["name"]: model["champion_version"] for model in models}
-    pins = {(model["name"], device): v for model in models for device, v in model["pins"].items()}
-    rows = []
-    for device in devices:
-        model = model_name(device.family)
-        measuring = [r for r in fleet.store.list_runs(device=device.name, limit=20) if r.kind in _MEASURING]
-        champion = pins.get((model, device.name), champions.get(model))
-        row = device_row(device, counts[device.name], measuring, champion)
-        rows.append(row | _trust(fleet, device, champion))
-    running = fleet.store.list_runs(state=RunState.RUNNING)
-    handed_in = landing.summary(fleet.settings)
-    return {
-        "at": datetime.now(UTC),
-        "devices": rows,
-        "models": models,
-        "runs": [run_row(run) for run in fleet.store.list_runs(limit=_RECENT_RUNS)],
-        "warnings": [
-            *([registry_warning] if registry_warning else []),
-            *_models(fleet, models),
-            *warnings(devices, running, rows, services),
-            *_drifting(rows),
-            *landing.warnings(fleet.settings, handed_in),
-            *_schedules(fleet.settings, services, datetime.now(UTC)),
-        ],
-        "services": services.as_dict(),
-        "landing": handed_in,
-    }
-
-
+# -- warnings: what a person should know, one sentence each, the command to type at its end -------------------
 def warnings(
     devices: Sequence[Device], running: Sequence[Run], rows: Sequence[dict[str, Any]], services: ServicesView
 ) -> list[str]:
-    """What a person should know, one sentence each, the command to type at its end."""
-    found = [
-        f"run {run.run_id[:8]} ({run.kind}) says RUNNING but its process {run.owner.get('pid')} is gone; "
-        f"the next run closes it: tlp {_again(run)}"
-        for run in running
-        if _process.is_gone(run.owner)
+    """Runs of dead processes, devices that nothing works for, services."""
+    dead = [run for run in running if processes.is_gone(run.owner)]
+    busy = {run.device for run in running if run not in dead}
+    return [
+        *(
+            f"run {run.run_id[:8]} ({run.kind}) says RUNNING but its process {run.owner.get('pid')} is gone; "
+            f"the next run closes it: tlp {_again(run)}"
+            for run in dead
+        ),
+        *(
+            f"device {device.name} is quarantined: tlp device show {device.name}; tlp device resume {device.name}"
+            for device in devices
+            if device.state is DeviceState.QUARANTINED
+        ),
+        *(
+            _waiting(row)
+            for device, row in zip(devices, rows, strict=True)
+            if device.state is DeviceState.ENROLLED and endpoint_of(device).is_measurable and device.name not in busy
+        ),
+        *services.warnings(),
     ]
-    found += [
-        f"device {device.name} is quarantined: tlp device show {device.name}; tlp device resume {device.name}"
-        for device in devices
-        if device.state is DeviceState.QUARANTINED
-    ]
-    busy = {run.device for run in running if not _process.is_gone(run.owner)}
-    for device, row in zip(devices, rows, strict=True):
-        if endpoint_of(device).is_measurable and device.state is DeviceState.ENROLLED and device.name not in busy:
-            missing = max(row["min_samples"] - row["samples_ok"], 0)
-            if missing:
-                found.append(
-                    f"device {device.name} waits for {missing} more samples and nothing measures it: "
-                    f"tlp measure {device.name} --samples {missing}"
-                )
-            else:  # there may be a champion: its family's, without this device, or one a person moved there
-                found.append(
-                    f"device {device.name} has its samples but no training with them passed the gate yet: "
-                    f"tlp train --device {device.name}"
-                )
-    found += services.warnings()
-    return found
 
 
-def device_detail(fleet: Fleet, name: str) -> dict[str, Any]:
-    """One device of `collect` with `target`, `facts`, `endpoint`, `noise_floor` and `history`. Raises NotFoundError."""
-    device = fleet.store.get_device(name)
-    row: dict[str, Any] = next(row for row in collect(fleet)["devices"] if row["name"] == name)
-    events = [{"at": e.at, "state": e.state.value, "reason": e.reason} for e in fleet.store.device_events(name)]
-    return row | {
-        "target": dict(device.target),
-        "facts": dict(device.facts),
-        "endpoint": dict(device.endpoint),
-        "enrolled_at": device.enrolled_at,
-        "noise_floor": noise_floor(fleet.store, name),
-        "history": events,
-    }
-
-
-def _schedules(settings: Settings, services: ServicesView, now: datetime) -> list[str]:
-    """What is late or paused, and schedules that nothing can start."""
-    api_url = os.environ.get("PREFECT_API_URL") or services.prefect_api_url
-    if api_url:
-        found = ask(api_url, now)
-        return [] if found is None else schedule_warnings(found, now, schedule_page(api_url))
-    try:
-        scheduled = json.loads(settings.deployed_path.read_text())["scheduled"]
-    except (FileNotFoundError, ValueError, KeyError):
-        return []
-    if not scheduled:
-        return []
-    return [f"{', '.join(scheduled)} is deployed on a schedule but no Prefect server runs: tlp up"]
+def _waiting(row: dict[str, Any]) -> str:
+    name, missing = row["name"], max(row["min_samples"] - row["samples_ok"], 0)
+    if missing:
+        return (
+            f"device {name} waits for {missing} more samples and nothing measures it: "
+            f"tlp measure {name} --samples {missing}"
+        )
+    # there may be a champion: its family's, without this device, or one a person moved there
+    return f"device {name} has its samples but no training with them passed the gate yet: tlp train --device {name}"
 
 
 def _again(run: Run) -> str:
@@ -234,3 +197,49 @@ def _again(run: Run) -> str:
     if run.kind is RunKind.TUNE:
         return f"tune {run.params.get('network', 'NETWORK')} --device {run.device} --resume"
     return "train --dry-run"
+
+
+def _models(fleet: Fleet, models: Sequence[dict[str, Any]]) -> list[str]:
+    """A warning for each model that has no champion any more, and for each trained one that is not registered yet."""
+    moved = {event.model for event in fleet.store.model_events(alias=CHAMPION)}
+    return [
+        *(
+            f"{model['name']} has no champion any more: tuning and training use the last good version until one is "
+            "promoted: tlp model list"
+            for model in models
+            if model["champion_version"] is None and model["name"] in moved
+        ),
+        *(
+            f"trained model {name} is not through the registry yet, the next start goes on with it: tlp train --dry-run"
+            for name in kept.names(fleet.settings)
+        ),
+    ]
+
+
+def _drifting(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A warning for each device whose machine, and for each whose model drifts."""
+    texts = []
+    for row in rows:
+        name, last, live = row["name"], row["canary"], row["live"]
+        if last is not None and last["off_in_a_row"]:
+            texts.append(
+                f"device {name}: {last['reason']}; {last['off_in_a_row']} in a row, {row['samples_flagged']} samples "
+                f"are flagged and not trained on; if it is to stay so: tlp device resume {name} --rebase-canary"
+            )
+        if last is not None and last["state"] == CanaryState.FAILED:
+            texts.append(f"device {name} has no canary reference, {last['reason']}: tlp device show {name}")
+        if live is not None and live["fell"]:
+            texts.append(f"{live['fell']}; the next retraining takes it up: tlp train --device {name} --dry-run")
+    return texts
+
+
+def _schedules(settings: Settings, now: datetime) -> list[str]:
+    """What is late or paused, and schedules that nothing can start."""
+    if apis := prefect_apis(settings):
+        answer = ask(apis[0], now)
+        return [] if answer is None else schedule_warnings(answer, now, schedule_page(apis[0]))
+    try:
+        scheduled = json.loads(settings.deployed_path.read_text())["scheduled"]
+    except (FileNotFoundError, ValueError, KeyError):
+        return []
+    return [f"{', '.join(scheduled)} is deployed on a schedule but no Prefect server runs: tlp up"] if scheduled else []

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
+import psutil
 import pytest
 
 from storage import Actor, DeviceState, MeasurementBatch, ModelEvent, Program, RunKind
@@ -17,9 +20,11 @@ from tlp.core.errors import DeviceError
 from tlp.core.home import open_home
 from tlp.core.settings import Settings, get_settings
 from tlp.fleet import runs
+from tlp.measure import worker
 from tlp.measure.tracker import TrackerClient
 from tlp.services import doctor
-from tlp.services.doctor import _fleet, _installation, _leftovers, _services
+from tlp.services.doctor import CHECKS, run_check, servers
+from tlp.services.doctor.installation import Home
 
 
 @pytest.fixture(autouse=True)
@@ -46,8 +51,7 @@ def test_a_sound_installation():
 def quick(monkeypatch):
     """Only the checks that start nothing."""
     slow = {"cpu target", "measuring", "torch"}
-    checks = doctor._checks
-    monkeypatch.setattr(doctor, "_checks", lambda: [check for check in checks() if check[0] not in slow])
+    monkeypatch.setattr(doctor, "CHECKS", {name: check for name, check in CHECKS.items() if name not in slow})
 
 
 def test_a_run_of_a_dead_process_is_found(quick):
@@ -88,12 +92,12 @@ def test_settings_that_are_not_acceptable_fail_their_check_and_what_needs_them(q
 
 def test_another_python_and_missing_packages(monkeypatch):
     monkeypatch.setattr(sys, "version_info", (3, 14, 0))
-    rows = by_name([doctor._row("python", _installation.python_version)])
+    rows = by_name([run_check("python", Home())])
     assert rows["python"]["status"] == "fail"
     monkeypatch.setattr(
         "importlib.metadata.requires", lambda _name: ["nosuch-package>=1", "numpy<1", "x; extra == 'dev'"]
     )
-    row = doctor._row("packages", _installation.package_versions)
+    row = run_check("packages", Home())
     assert row["status"] == "fail"
     assert "nosuch-package is missing" in row["detail"]
     assert "numpy" in row["detail"]
@@ -115,8 +119,18 @@ def test_a_server_that_is_gone_fails(home):
         "started_at": "2026-01-01T00:00:00+00:00",
     }
     (home / "services.json").write_text(json.dumps({"format": 1, "services": [service]}))
-    row = doctor._row("worker", lambda: _services.worker(settings))
+    row = run_check("worker", Home(settings))
     assert (row["status"], row["fix"]) == ("fail", "tlp up")
+
+
+def test_a_measuring_worker_without_a_parent_is_found():
+    argv = [sys.executable, "-c", "import time; time.sleep(600)", str(Path(worker.__file__).resolve()), "3"]
+    with subprocess.Popen([*argv, str(2**22 + 1), "0"]) as orphan, subprocess.Popen([*argv, str(os.getpid()), "0"]):
+        row = run_check("orphans", Home())
+        for process in psutil.Process().children():
+            process.kill()
+    assert (row["status"], row["fix"]) == ("fail", f"kill {orphan.pid}")
+    assert run_check("orphans", Home())["status"] == "pass"
 
 
 def add_one_sample(store, at):
@@ -132,28 +146,28 @@ def add_one_sample(store, at):
 
 def test_a_measurement_from_the_future_is_a_clock_that_was_set_back(home):
     settings = Settings(home=home)
-    assert doctor._row("clock", lambda: _leftovers.clock(settings))["status"] == "skip"
+    assert run_check("clock", Home(settings))["status"] == "skip"
     store = open_home(settings)
     add_one_sample(store, datetime.now(UTC) - timedelta(seconds=5))
-    assert doctor._row("clock", lambda: _leftovers.clock(settings))["status"] == "pass"
+    assert run_check("clock", Home(settings))["status"] == "pass"
     add_one_sample(store, datetime.now(UTC) + timedelta(hours=2))
-    row = doctor._row("clock", lambda: _leftovers.clock(settings))
+    row = run_check("clock", Home(settings))
     assert (row["status"], row["fix"]) == ("fail", "timedatectl status")
 
 
 def test_the_holder_of_a_lock_is_named(home):
     settings = Settings(home=home)
     with runs.device_lock(settings, "cpu"):
-        detail = doctor._row("locks", lambda: _leftovers.locks(settings))["detail"]
+        detail = run_check("locks", Home(settings))["detail"]
     assert detail.startswith(f"held: device-cpu by process {os.getpid()} on ")
-    assert doctor._row("locks", lambda: _leftovers.locks(settings))["detail"] == "none held"
+    assert run_check("locks", Home(settings))["detail"] == "none held"
 
 
 def test_an_alias_that_the_history_does_not_know_is_named(home, monkeypatch):
     settings = Settings(home=home)
     rows = [{"name": "mtl-tlp-x86_64", "champion_version": "1", "versions": 2, "pins": {"cpu": "2"}}]
-    monkeypatch.setattr(_services.Registry, "models", lambda _: rows)
-    row = doctor._row("aliases", lambda: _services.aliases(settings))
+    monkeypatch.setattr(servers.Registry, "models", lambda _: rows)
+    row = run_check("aliases", Home(settings))
     assert row["status"] == "fail"
     assert "champion of mtl-tlp-x86_64 is version 1 in MLflow, none in the history" in row["detail"]
     assert "champion-cpu of mtl-tlp-x86_64 is version 2 in MLflow, none in the history" in row["detail"]
@@ -161,7 +175,7 @@ def test_an_alias_that_the_history_does_not_know_is_named(home, monkeypatch):
     for alias, version in (("champion", "1"), ("champion-cpu", "2")):
         now = datetime.now(UTC)
         store.add_model_event(ModelEvent(now, "mtl-tlp-x86_64", alias, None, version, Actor.PIPELINE, "test"))
-    assert doctor._row("aliases", lambda: _services.aliases(settings))["status"] == "pass"
+    assert run_check("aliases", Home(settings))["status"] == "pass"
 
 
 def add_board(store, name, tracker, key):
@@ -173,7 +187,7 @@ def test_trackers_are_asked_for_their_boards(home, boards):
     settings = Settings(home=home)
 
     def check():
-        return doctor._row("trackers", lambda: _fleet.trackers(settings))
+        return run_check("trackers", Home(settings))
 
     assert check()["status"] == "skip"
     store = open_home(settings)
@@ -205,7 +219,7 @@ def test_a_quarantined_device_is_named_with_its_next_probe(home):
     store = open_home(settings)
 
     def check():
-        return doctor._row("quarantine", lambda: _fleet.quarantined(settings))
+        return run_check("quarantine", Home(settings))
 
     assert check()["detail"] == "none of 0 devices"
     add_board(store, "rpi4", "127.0.0.1:1", "board")

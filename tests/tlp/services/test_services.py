@@ -12,8 +12,10 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -24,7 +26,9 @@ from tlp.core import child
 from tlp.core.errors import ServiceError, UserError
 from tlp.core.settings import Settings
 from tlp.registry import Registry
-from tlp.services import _commands, _processes, _state, _updown
+from tlp.services import mlflow, prefect, processes, state, updown
+from tlp.services.contract import Service, reachable_host
+from tlp.services.mlflow import MLFLOW
 
 
 def processes_of(home: Path) -> list[psutil.Process]:
@@ -53,7 +57,7 @@ def eventually(condition: Callable[[], bool], timeout_s: float) -> bool:
 @pytest.fixture
 def ports(mlflow_settings: Settings) -> Iterator[Settings]:
     chosen = mlflow_settings.model_copy(
-        update={"mlflow_port": _processes.free_port(), "prefect_port": _processes.free_port()}
+        update={"mlflow_port": processes.free_port(), "prefect_port": processes.free_port()}
     )
     yield chosen
     services.down(chosen)
@@ -68,31 +72,33 @@ def test_up_twice_then_down(ports: Settings) -> None:
     assert [s.name for s in view.services] == ["mlflow", "prefect", "worker"]
     assert all(s.alive and not s.exposed for s in view.services)
     assert view.warnings() == []
-    assert httpx.get(f"{view.mlflow_url}/health", trust_env=False).text == "OK"
+    assert httpx.get(f"{view.url('mlflow')}/health", trust_env=False).text == "OK"
     assert httpx.get(f"{view.prefect_api_url}/health", trust_env=False).json() is True
     pool = httpx.get(f"{view.prefect_api_url}/work_pools/{services.POOL}", trust_env=False).json()
     assert pool["type"] == "process"
     assert {name for name, what in progress if what == "starting"} == {"mlflow", "prefect", "worker"}
-    assert services.prefect_env(ports)["PREFECT_API_URL"] == view.prefect_api_url
+    assert services.prefect_apis(ports) == [view.prefect_api_url]
 
     # What is registered directly is on the server's page, in the same files.
     Registry(ports).ensure()
     answer = httpx.get(
-        f"{view.mlflow_url}/api/2.0/mlflow/experiments/get-by-name", params={"experiment_name": "tlp"}, trust_env=False
+        f"{view.url('mlflow')}/api/2.0/mlflow/experiments/get-by-name",
+        params={"experiment_name": "tlp"},
+        trust_env=False,
     )
     assert answer.json()["experiment"]["artifact_location"] == (ports.mlflow_dir / "artifacts").as_uri()
 
     assert services.up(ports) == view
 
     # With servers up, a demo uses them and leaves them alone.
-    with services.temporary_services(ports, mlflow=True) as there:
+    with services.temporary_services(ports, ["mlflow", "prefect"]) as there:
         assert there.prefect_api_url == view.prefect_api_url
     assert all(s.alive for s in view.services)
 
     stopped = services.down(ports)
     assert [s.name for s in stopped] == ["worker", "prefect", "mlflow"]
     assert services.look(ports).services == ()
-    assert "PREFECT_API_URL" not in services.prefect_env(ports)
+    assert services.prefect_apis(ports) == []
     assert eventually(lambda: not processes_of(ports.home), 10), processes_of(ports.home)
     assert services.down(ports) == []
 
@@ -125,9 +131,14 @@ def test_temporary_services_end_with_the_block(mlflow_settings: Settings) -> Non
     with services.temporary_services(mlflow_settings) as view:
         assert view.prefect_api_url is not None
         assert httpx.get(f"{view.prefect_api_url}/health", trust_env=False).json() is True
-        assert view.mlflow_url is None
-        assert not _state.state_path(mlflow_settings).exists()
+        assert view.url("mlflow") is None
+        assert not state.state_path(mlflow_settings).exists()
     assert eventually(lambda: not processes_of(mlflow_settings.home), 10)
+
+
+def started(name: str, folder: Path, **facts: Any) -> Service:
+    missing = {"url": None, "host": None, "port": None, "started_at": "2026-01-01T00:00:00+00:00"}
+    return Service(name=name, log=folder / "log", **(missing | facts))
 
 
 STUBBORN = """
@@ -191,33 +202,33 @@ class TestChild:
 
 class TestProcesses:
     def test_stop_ends_everything(self, stubborn: list[str], tmp_path: Path) -> None:
-        service = _processes.start("test", stubborn, {}, log=tmp_path / "log", cwd=tmp_path)
+        service = processes.start("test", (stubborn, {}), log=tmp_path / "log", cwd=tmp_path)
         assert eventually(lambda: len(processes_of(tmp_path)) == 2, 20)
-        assert _processes.stop(service, grace_s=0.5)
+        assert processes.stop(service, grace_s=0.5)
         assert not processes_of(tmp_path)
-        assert not _processes.stop(service)
+        assert not processes.stop(service)
 
     def test_a_pid_that_was_given_to_another_process_is_left_alone(self, tmp_path: Path) -> None:
         with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as other:
-            stale = _state.Service("mlflow", None, None, None, other.pid, 1.0, tmp_path / "log", "long ago")
+            stale = started("mlflow", tmp_path, pid=other.pid, create_time=1.0)
             assert not stale.alive
-            assert not _processes.stop(stale)
+            assert not processes.stop(stale)
             assert other.poll() is None
             other.kill()
 
     def test_last_words_of_a_server_that_ends(self, tmp_path: Path) -> None:
         command = [sys.executable, "-c", "print('no such database'); raise SystemExit(1)"]
-        service = _processes.start("mlflow", command, {}, log=tmp_path / "logs" / "mlflow.log", cwd=tmp_path)
+        service = processes.start("mlflow", (command, {}), log=tmp_path / "logs" / "mlflow.log", cwd=tmp_path)
         with pytest.raises(ServiceError, match="mlflow ended while it was starting: no such database") as caught:
-            _processes.wait_until(service, lambda: False, 30)
+            processes.wait_until_ready({service: lambda: False}, timeout_s=30)
         assert caught.value.next_command == f"less {tmp_path / 'logs' / 'mlflow.log'}"
 
     def test_server_that_never_answers(self, tmp_path: Path) -> None:
         command = [sys.executable, "-c", "import time; time.sleep(600)"]
-        service = _processes.start("mlflow", command, {}, log=tmp_path / "log", cwd=tmp_path)
+        service = processes.start("mlflow", (command, {}), log=tmp_path / "log", cwd=tmp_path)
         with pytest.raises(ServiceError, match="does not answer after 0 s"):
-            _processes.wait_until(service, lambda: False, 0.2)
-        _processes.stop(service)
+            processes.wait_until_ready({service: lambda: False}, timeout_s=0.2)
+        processes.stop(service)
 
 
 def test_each_server_is_reported_when_it_answers_counted_from_its_start(tmp_path: Path) -> None:
@@ -237,13 +248,17 @@ def test_each_server_is_reported_when_it_answers_counted_from_its_start(tmp_path
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         own, url = psutil.Process(), f"http://127.0.0.1:{server.server_port}"
-        pair = [
-            _state.Service(name, url, "127.0.0.1", 1, own.pid, own.create_time(), tmp_path / "log", "now")
-            for name in ("mlflow", "prefect")
-        ]
+        now = datetime.now(UTC)
+        start = updown._Start(Settings(home=tmp_path), lambda name, what: progress.append((name, what)))
+        start._begun = now - timedelta(seconds=60)
+        start.view = services.ServicesView(
+            tuple(
+                started(name, tmp_path, pid=own.pid, create_time=own.create_time(), url=url, started_at=at.isoformat())
+                for name, at in (("mlflow", now), ("prefect", now - timedelta(seconds=35)))
+            )
+        )
         try:
-            begun = {"prefect": time.monotonic() - 35.0}
-            _updown._ready(pair, begun, lambda name, what: progress.append((name, what)))
+            start.wait([MLFLOW, prefect.PREFECT])
         finally:
             server.shutdown()
             thread.join()
@@ -259,19 +274,19 @@ def test_port_that_is_taken(mlflow_settings: Settings, name: str) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         other = "prefect" if name == "mlflow" else "mlflow"
-        settings = mlflow_settings.model_copy(update={f"{name}_port": port, f"{other}_port": _processes.free_port()})
+        settings = mlflow_settings.model_copy(update={f"{name}_port": port, f"{other}_port": processes.free_port()})
         with pytest.raises(UserError, match=rf"port {port} on 127\.0\.0\.1 \(TLP_{name.upper()}_PORT\)") as caught:
             services.up(settings)
     assert f"process {os.getpid()}" in str(caught.value)
     assert str(caught.value.next_command).startswith(f"TLP_{name.upper()}_PORT=")
-    assert not _state.state_path(settings).exists()
+    assert not state.state_path(settings).exists()
     assert not processes_of(settings.home)
 
 
 class TestState:
     def test_nothing_was_started(self, settings: Settings) -> None:
         view = services.look(settings)
-        assert (view.mlflow_url, view.prefect_url, view.prefect_api_url) == (None, None, None)
+        assert (view.url("mlflow"), view.url("prefect"), view.prefect_api_url) == (None, None, None)
         assert view.as_dict() == {}
         assert view.warnings() == []
 
@@ -280,20 +295,21 @@ class TestState:
     )
     def test_damaged_file_counts_as_none(self, settings: Settings, content: str) -> None:
         settings.home.mkdir()
-        _state.state_path(settings).write_text(content)
+        state.state_path(settings).write_text(content)
         assert services.look(settings).services == ()
 
     def test_dead_and_exposed_services_are_reported(self, settings: Settings) -> None:
         settings.home.mkdir()
         own = psutil.Process()
-        dead = _state.Service("mlflow", "http://x:1", "127.0.0.1", 1, own.pid, 1.0, settings.home / "log", "then")
-        open_to_all = _state.Service(
-            "prefect", "http://127.0.0.1:2", "0.0.0.0", 2, own.pid, own.create_time(), settings.home / "log", "now"
+        dead = started(
+            "mlflow", settings.home, pid=own.pid, create_time=1.0, url="http://x:1", host="127.0.0.1", port=1
         )
-        _state.write(settings, (dead, open_to_all))
+        place = {"url": "http://127.0.0.1:2", "host": "0.0.0.0", "port": 2}
+        open_to_all = started("prefect", settings.home, pid=own.pid, create_time=own.create_time(), **place)
+        state.write(settings, (dead, open_to_all))
         view = services.look(settings)
         assert view.services == (dead, open_to_all)
-        assert view.mlflow_url is None
+        assert view.url("mlflow") is None
         assert view.prefect_api_url == "http://127.0.0.1:2/api"
         gone, exposed = view.warnings()
         assert f"process {own.pid}) is gone" in gone
@@ -302,29 +318,29 @@ class TestState:
 
     def test_server_of_somebody_else(self, tmp_path: Path) -> None:
         view = services.look(Settings(home=tmp_path, mlflow_uri="https://mlflow.example.org"))
-        assert view.mlflow_url == "https://mlflow.example.org"
+        assert view.url("mlflow") == "https://mlflow.example.org"
         assert view.as_dict()["mlflow"] == {"up": None, "url": "https://mlflow.example.org"}
 
 
 class TestCommands:
     def test_beyond_loopback_the_host_name_is_allowed(self, tmp_path: Path) -> None:
-        command, _ = _commands.mlflow_server(Settings(home=tmp_path, bind_host="0.0.0.0"), 5000)
+        command, _ = mlflow.command(Settings(home=tmp_path, bind_host="0.0.0.0"), 5000)
         hosts = command[command.index("--allowed-hosts") + 1].split(",")
         assert {socket.gethostname(), f"{socket.gethostname()}:*", "localhost:*"} <= set(hosts)
-        assert "--allowed-hosts" not in _commands.mlflow_server(Settings(home=tmp_path), 5000)[0]
+        assert "--allowed-hosts" not in mlflow.command(Settings(home=tmp_path), 5000)[0]
 
     @pytest.mark.parametrize(("bound", "asked"), [("0.0.0.0", "127.0.0.1"), ("::", "127.0.0.1"), ("::1", "[::1]")])
     def test_reachable_host(self, bound: str, asked: str) -> None:
-        assert _commands.reachable_host(bound) == asked
+        assert reachable_host(bound) == asked
 
     def test_children_get_the_settings_in_force(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("TLP_CANARY")  # which the whole suite has
-        env = _commands.settings_env(Settings(home=tmp_path, min_samples=7, mlflow_uri=None))
+        env = prefect.settings_env(Settings(home=tmp_path, min_samples=7, mlflow_uri=None))
         assert env == {"TLP_HOME": str(tmp_path), "TLP_MIN_SAMPLES": "7"}
 
     def test_own_prefect_server_stays_in_force(self, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PREFECT_API_URL", "https://prefect.example.org/api")
-        assert services.prefect_env(settings)["PREFECT_API_URL"] == "https://prefect.example.org/api"
+        assert services.prefect_apis(settings) == ["https://prefect.example.org/api"]
 
 
 def test_looking_imports_nothing_heavy() -> None:
@@ -334,6 +350,6 @@ def test_looking_imports_nothing_heavy() -> None:
 
 
 def test_one_up_at_a_time(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_updown, "_LOCK_TIMEOUT_S", 0.1)
-    with _updown._exclusive(settings), pytest.raises(UserError, match="another `tlp up`"):
+    monkeypatch.setattr(updown, "_LOCK_TIMEOUT_S", 0.1)
+    with updown._exclusive(settings), pytest.raises(UserError, match="another `tlp up`"):
         services.down(settings)

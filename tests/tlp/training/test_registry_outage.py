@@ -21,27 +21,21 @@ from tlp.core import child as _child
 from tlp.core.errors import RegistryUnavailableError
 from tlp.core.settings import Settings
 from tlp.registry import Registry, kept, versions
-from tlp.services import _commands, _processes
+from tlp.services import processes
+from tlp.services.contract import Service
+from tlp.services.mlflow import command
 from tlp.training.retrain import run_retrain, submit_kept
 
 
-def start_server(home: Settings, port: int) -> _processes.Service:
-    command, env = _commands.mlflow_server(home, port)
-    url = f"http://127.0.0.1:{port}"
-    return _processes.start(
-        "mlflow",
-        _child.command(os.getpid(), command),
-        env,
-        log=home.logs_dir / "mlflow.log",
-        cwd=home.home,
-        url=url,
-        host="127.0.0.1",
-        port=port,
-    )
+def start_server(home: Settings, port: int) -> Service:
+    argv, env = command(home, port)
+    owned = _child.command(os.getpid(), argv), env
+    log = home.logs_dir / "mlflow.log"
+    return processes.start("mlflow", owned, log=log, cwd=home.home, host="127.0.0.1", port=port)
 
 
-def wait_for(service: _processes.Service) -> None:
-    _processes.wait_until(service, lambda: _processes.answers(f"{service.url}/health"))
+def wait_for(service: Service) -> None:
+    processes.wait_until_ready({service: lambda: processes.answers(f"{service.url}/health")})
 
 
 @pytest.fixture
@@ -58,7 +52,7 @@ def test_a_server_that_dies_and_comes_back(
 ) -> None:
     direct = copy_template(mlflow_template, Settings(home=tmp_path / "home", torch_threads=1))
     Registry(direct).ensure()
-    port = _processes.free_port()
+    port = processes.free_port()
     first = start_server(direct, port)
     served = direct.model_copy(update={"mlflow_uri": f"http://127.0.0.1:{port}", "registry_patience_s": 0.0})
     registry = Registry(served, fleet)
@@ -67,7 +61,7 @@ def test_a_server_that_dies_and_comes_back(
         wait_for(first)
         with monkeypatch.context() as patch:
             # the files are uploaded, the version is not made
-            patch.setattr(versions, "reached", lambda place: _processes.stop(first) if place == "uploaded" else None)
+            patch.setattr(versions, "reached", lambda place: processes.stop(first) if place == "uploaded" else None)
             with pytest.raises(
                 RegistryUnavailableError, match=r"does not answer .* is kept as .* next start"
             ) as caught:
@@ -76,10 +70,10 @@ def test_a_server_that_dies_and_comes_back(
         (waiting,) = kept.names(served)
         assert waiting in caught.value.message
     finally:
-        _processes.stop(first)
+        processes.stop(first)
 
     # the next start comes while the server does: it is waited for, and what was uploaded is not uploaded again
-    second: list[_processes.Service] = []
+    second: list[Service] = []
     starting = Thread(target=lambda: second.append(start_server(direct, port)))
     starting.start()
     try:
@@ -104,7 +98,7 @@ def test_a_server_that_dies_and_comes_back(
     finally:
         starting.join()
         for service in second:
-            _processes.stop(service)
+            processes.stop(service)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Starting servers, waiting until they answer, stopping them with everything they started."""
+"""Starting processes, waiting until they are ready, stopping them with everything they started."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import Final
 import httpx
 import psutil
 
-from tlp.core import child as _child
-from tlp.core import processes as _process
+from tlp.core import child
+from tlp.core import processes as core_processes
 from tlp.core.errors import ServiceError, UserError
-from tlp.services._state import Service
+from tlp.services.contract import Command, Service, reachable_host
 
 HEALTH_TIMEOUT_S: Final = 120.0
 STOP_GRACE_S: Final = 10.0
@@ -42,38 +42,36 @@ def check_port(host: str, port: int, setting: str) -> None:
             probe.bind((host, port))
         except OSError as exc:
             raise UserError(
-                f"port {port} on {host} ({setting}) cannot be used: {_holder(port) or exc.strerror or exc}",
+                f"port {port} on {host} ({setting}) cannot be used: {_listener(port) or exc.strerror or exc}",
                 next_command=f"{setting}={free_port()} tlp up",
             ) from exc
 
 
-def _holder(port: int) -> str | None:
+def _listener(port: int) -> str | None:
     """Who listens on the port, as far as this user may know."""
-    try:
-        for one in psutil.net_connections(kind="tcp"):
-            if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port and one.pid:
-                return f"{psutil.Process(one.pid).name()} (process {one.pid}) listens there"
-    except psutil.Error:
-        return None
+    with contextlib.suppress(psutil.Error):
+        for connection in psutil.net_connections(kind="tcp"):
+            address, pid = connection.laddr, connection.pid
+            if connection.status == psutil.CONN_LISTEN and address and address.port == port and pid:
+                return f"{psutil.Process(pid).name()} (process {pid}) listens there"
     return None
 
 
-def start(
-    name: str,
-    argv: list[str],
-    env: Mapping[str, str],
-    *,
-    log: Path,
-    cwd: Path,
-    url: str | None = None,
-    host: str | None = None,
-    port: int | None = None,
-) -> Service:
-    """Start a process in a session of its own, its output at the end of `log`. Raises ServiceError."""
+def start(name: str, command: Command, *, log: Path, cwd: Path, host: str | None = None, port: int = 0) -> Service:
+    """Start a process in a session of its own, its output at the end of `log`.
+
+    Args:
+        host, port: where it will listen; None, 0: nowhere.
+
+    Raises:
+        ServiceError: it ended at once.
+    """
+    argv, env = command
     log.parent.mkdir(parents=True, exist_ok=True)
     cwd.mkdir(parents=True, exist_ok=True)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
     with log.open("ab") as out:
-        out.write(f"--- {datetime.now(UTC).isoformat(timespec='seconds')} {' '.join(argv)}\n".encode())
+        out.write(f"--- {now} {' '.join(argv)}\n".encode())
         out.flush()
         process = subprocess.Popen(
             argv,
@@ -86,11 +84,11 @@ def start(
         )
     _started[process.pid] = process
     try:
-        create_time = float(_process.identity(process.pid)["create_time"])
+        created = float(core_processes.identity(process.pid)["create_time"])
     except psutil.NoSuchProcess as exc:
         raise ServiceError(f"{name} ended at once: {last_line(log)}", next_command=f"less {log}") from exc
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    return Service(name, url, host, port, process.pid, create_time, log, now)
+    place = {"host": host, "port": port or None, "url": host and f"http://{reachable_host(host)}:{port}"}
+    return Service(name=name, pid=process.pid, create_time=created, log=log, started_at=now, **place)
 
 
 def last_line(log: Path) -> str:
@@ -111,28 +109,38 @@ def answers(url: str, timeout_s: float = 2.0) -> bool:
         return False
 
 
-def wait_until(service: Service, ready: Callable[[], bool], timeout_s: float = HEALTH_TIMEOUT_S) -> float:
-    """Wait for a service; returns the seconds it took.
+def wait_until_ready(
+    waiting: Mapping[Service, Callable[[], bool]],
+    on_ready: Callable[[Service], None] = lambda service: None,
+    timeout_s: float = HEALTH_TIMEOUT_S,
+) -> None:
+    """Wait for services that start at the same time; each is reported as soon as it is ready.
+
+    Args:
+        waiting: service → whether it is ready.
 
     Raises:
-        ServiceError: it ended, or it is not ready after `timeout_s`.
+        ServiceError: one ended, or is not ready after `timeout_s`.
     """
-    begun = time.monotonic()
-    while not ready():
-        waited = time.monotonic() - begun
-        handle = _started.get(service.pid)
-        if (handle is not None and handle.poll() is not None) or not service.alive:
+    left = dict(waiting)
+    end = time.monotonic() + timeout_s
+    while left:
+        for service in [service for service, is_ready in left.items() if is_ready()]:
+            del left[service]
+            on_ready(service)
+        for service in left:
+            handle = _started.get(service.pid)
+            if (handle is not None and handle.poll() is not None) or not service.alive:
+                problem = "ended while it was starting"
+            elif time.monotonic() > end:
+                problem = f"does not answer after {timeout_s:.0f} s"
+            else:
+                continue
             raise ServiceError(
-                f"{service.name} ended while it was starting: {last_line(service.log)}",
-                next_command=f"less {service.log}",
+                f"{service.name} {problem}: {last_line(service.log)}", next_command=f"less {service.log}"
             )
-        if waited > timeout_s:
-            raise ServiceError(
-                f"{service.name} does not answer after {timeout_s:.0f} s: {last_line(service.log)}",
-                next_command=f"less {service.log}",
-            )
-        time.sleep(_POLL_S)
-    return time.monotonic() - begun
+        if left:
+            time.sleep(_POLL_S)
 
 
 def stop(service: Service, grace_s: float = STOP_GRACE_S) -> bool:
@@ -141,13 +149,13 @@ def stop(service: Service, grace_s: float = STOP_GRACE_S) -> bool:
     It gets SIGTERM alone first, so that it can end its own children in order; what is left then gets SIGTERM and at
     last SIGKILL.
     """
-    leader = _process.find({"pid": service.pid, "create_time": service.create_time})
-    members = _child.session(service.pid) if leader is not None else []
+    leader = core_processes.find({"pid": service.pid, "create_time": service.create_time})
     if leader is not None:
+        members = child.session(service.pid)
         with contextlib.suppress(psutil.NoSuchProcess):
             leader.terminate()
         psutil.wait_procs([leader], timeout=grace_s)
-        _child.stop([p for p in {*members, *_child.session(service.pid), leader} if p.is_running()], grace_s / 2)
+        child.stop([p for p in {*members, *child.session(service.pid), leader} if p.is_running()], grace_s / 2)
     handle = _started.pop(service.pid, None)
     if handle is not None:
         handle.wait()

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import httpx
 
-from tlp.services._commands import POOL, WORKER_LIMIT
+from tlp.services.prefect import POOL, WORKER_LIMIT, workers_online
 
 LATE_AFTER: Final = timedelta(seconds=60)  # a worker asks every 5 s and needs seconds to start a process
 _TIMEOUT_S: Final = 3.0
@@ -54,10 +54,7 @@ def ask(api_url: str, now: datetime) -> Schedules | None:
                 deployments=_rows(client, "/deployments/filter", of_pool),
                 late=_rows(client, "/flow_runs/filter", of_pool | order | {"flow_runs": late}),
                 running=_rows(client, "/flow_runs/filter", of_pool | order | {"flow_runs": running}),
-                workers_online=sum(
-                    worker.get("status") == "ONLINE"
-                    for worker in _rows(client, f"/work_pools/{POOL}/workers/filter", {})
-                ),
+                workers_online=workers_online(client),
                 pool_paused=bool(pool.raise_for_status().json()["is_paused"]),
             )
     except (httpx.HTTPError, ValueError, KeyError):
@@ -65,8 +62,8 @@ def ask(api_url: str, now: datetime) -> Schedules | None:
 
 
 def _rows(client: httpx.Client, path: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = client.post(path, json=body).raise_for_status().json()
-    return found
+    rows: list[dict[str, Any]] = client.post(path, json=body).raise_for_status().json()
+    return rows
 
 
 def schedule_page(api_url: str) -> str:

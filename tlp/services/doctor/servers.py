@@ -1,0 +1,97 @@
+"""Servers, schedules, models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+
+from tlp.core.errors import InvalidInputError, RegistryError, ServiceError
+from tlp.registry import CHAMPION, Registry, pin_alias, recorded_models
+from tlp.services.contract import ServiceKind
+from tlp.services.doctor.installation import Home, SkippedError
+from tlp.services.schedules import ask, schedule_page, schedule_warnings
+from tlp.services.state import look, prefect_apis
+
+_HTTP_TIMEOUT_S = 5.0
+
+
+def service(kind: ServiceKind, home: Home) -> str:
+    """A service that was started is there, and answers if it listens."""
+    view = look(home.settings)
+    started = next((service for service in view.services if service.name == kind.name), None)
+    url = view.url(kind.name)
+    if url is None and started is None:
+        raise SkippedError("not started; commands work without it: tlp up")
+    if url is None and started is not None:
+        if not started.alive:
+            raise ServiceError(f"process {started.pid} is gone, its log is {started.log}", next_command="tlp up")
+        return f"process {started.pid}"
+    try:
+        with httpx.Client(timeout=_HTTP_TIMEOUT_S, trust_env=False) as client:
+            client.get(f"{url}/{kind.health}").raise_for_status()
+    except httpx.HTTPError as exc:
+        raise ServiceError(f"{url} does not answer ({type(exc).__name__})", next_command="tlp down && tlp up") from exc
+    return str(url)
+
+
+def schedules(home: Home) -> str:
+    """No scheduled run is late and no schedule is paused."""
+    apis = prefect_apis(home.settings)
+    if not apis:
+        raise SkippedError("no Prefect server: tlp up; tlp deploy")
+    now, page = datetime.now(UTC), schedule_page(apis[0])
+    answer = ask(apis[0], now)
+    if answer is None or not answer.deployments:
+        raise SkippedError("nothing is deployed: tlp deploy")
+    problems = schedule_warnings(answer, now, page)
+    if answer.late:
+        fix = f"{page}/runs" if answer.workers_online else "tlp up"
+        raise ServiceError("; ".join(problems), next_command=fix)
+    active = sum(s.get("active", True) for row in answer.deployments for s in row.get("schedules") or [])
+    return "; ".join([f"{active} active, none late", *problems])  # what is paused is a person's choice
+
+
+def _models(home: Home) -> list[dict[str, Any]]:
+    return Registry(home.settings, home.fleet.store).models()
+
+
+def registry(home: Home) -> str:
+    """MLflow answers, through its server or its file."""
+    try:
+        rows = _models(home)
+    except RegistryError as exc:
+        raise InvalidInputError(exc.message, next_command="tlp up") from exc
+    champions = ", ".join(f"{row['name']} champion {row['champion_version'] or 'none'}" for row in rows)
+    return f"{home.settings.mlflow_tracking_uri}: {champions or 'no models yet'}"
+
+
+def aliases(home: Home) -> str:
+    """Every alias in MLflow is where the recorded history left it."""
+    try:
+        rows = _models(home)
+    except RegistryError as exc:
+        raise SkippedError("the registry cannot be read") from exc
+    recorded = {row["name"]: row for row in recorded_models(home.fleet.store)}
+    moved = [
+        f"{alias} of {row['name']} is version {at or 'none'} in MLflow, {before or 'none'} in the history"
+        for row in rows
+        for alias, at, before in _aliases(row, recorded.get(row["name"], {}))
+        if at != before
+    ]
+    if moved:
+        raise InvalidInputError(
+            f"{'; '.join(moved)}: the next training or tuning records it as a person's",
+            next_command="tlp model history",
+        )
+    return f"{len(rows)} models as the history has them"
+
+
+def _aliases(row: Mapping[str, Any], recorded: Mapping[str, Any]) -> Iterator[tuple[str, str | None, str | None]]:
+    """(alias, version in MLflow, version in the history)."""
+    yield CHAMPION, row["champion_version"], recorded.get("champion_version")
+    pins, before = row["pins"], recorded.get("pins", {})
+    for device in sorted({*pins, *before}):
+        yield pin_alias(device), pins.get(device), before.get(device)
