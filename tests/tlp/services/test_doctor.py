@@ -10,7 +10,6 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import psutil
 import pytest
 
 from storage import Actor, DeviceState, MeasurementBatch, ModelEvent, Program, RunKind
@@ -125,10 +124,13 @@ def test_a_server_that_is_gone_fails(home):
 
 def test_a_measuring_worker_without_a_parent_is_found():
     argv = [sys.executable, "-c", "import time; time.sleep(600)", str(Path(worker.__file__).resolve()), "3"]
-    with subprocess.Popen([*argv, str(2**22 + 1), "0"]) as orphan, subprocess.Popen([*argv, str(os.getpid()), "0"]):
+    with (
+        subprocess.Popen([*argv, str(2**22 + 1), "0"]) as orphan,
+        subprocess.Popen([*argv, str(os.getpid()), "0"]) as child,
+    ):
         row = run_check("orphans", Home())
-        for process in psutil.Process().children():
-            process.kill()
+        orphan.kill()
+        child.kill()
     assert (row["status"], row["fix"]) == ("fail", f"kill {orphan.pid}")
     assert run_check("orphans", Home())["status"] == "pass"
 
