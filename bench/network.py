@@ -83,9 +83,9 @@ def torch_compiled(name: str, budget_s: float = 12.0) -> float:
     """Median latency of `torch.compile`, seconds."""
     import torch
 
-    from tlp.programs.zoo import BUILTIN
+    from tlp.programs import zoo
 
-    module, inputs = BUILTIN[name]()
+    module, inputs = zoo.make(name)
     torch.set_num_threads(1)
     with torch.inference_mode():
         compiled = torch.compile(module.eval())

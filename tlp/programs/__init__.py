@@ -4,7 +4,7 @@
     zoo, networks    torch networks → relax → tuning tasks
     workloads        a TIR module as a row of the store, and back
     space            design space of a workload: sample programs, replay sketch + decisions
-    metaschedule_db  MetaSchedule's JSON databases in and out
+    per_store        MetaSchedule's features of programs, kept on disk
 
-Importing any of them imports neither torch nor tvm; calling them does.
+Importing any of them but `zoo` imports neither torch nor tvm; calling them does.
 """

@@ -20,22 +20,21 @@ def fold_batch_norm(module: nn.Module, example_args: tuple[torch.Tensor, ...]) -
     """`module` with every BatchNorm folded that directly follows a convolution or linear layer.
 
     Where `torch.fx` cannot trace a module, its children are tried one by one, so one untraceable forward does not keep
-    the rest from being folded. What cannot be folded stays as it is. If the outputs for `example_args` differ by more
-    than `TOLERANCE` afterwards, the module is returned unfolded. The argument is not changed.
+    the rest from being folded. If the outputs for `example_args` differ by more than `TOLERANCE` afterwards, the module
+    is returned unfolded. The argument is not changed.
 
     Args:
         module: in eval mode.
         example_args: inputs of `forward`.
     """
     import torch
-    from torch import nn
 
-    if not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules()):
+    if not _has_norm(module):
         return module
     folded = _fold(copy.deepcopy(module))
     with torch.no_grad():
-        expected, found = _tensors(module(*example_args)), _tensors(folded(*example_args))
-    for a, b in zip(expected, found, strict=True):
+        expected, folded_outputs = _tensors(module(*example_args)), _tensors(folded(*example_args))
+    for a, b in zip(expected, folded_outputs, strict=True):
         limit = TOLERANCE * max(float(a.abs().max()), 1e-6)
         if not float((a - b).abs().max()) <= limit:
             log.warning("BatchNorm was not folded: the outputs would differ by more than %.3g", limit)
@@ -53,9 +52,8 @@ def _tensors(output: Any) -> list[torch.Tensor]:
 def _fold(module: nn.Module) -> nn.Module:
     """Fold in place where possible; returns the module to use instead."""
     import torch
-    from torch import nn
 
-    if not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules()):
+    if not _has_norm(module):
         return module
     try:
         graph = torch.fx.symbolic_trace(module)
@@ -70,6 +68,7 @@ def _fold(module: nn.Module) -> nn.Module:
 
 
 def _fold_graph(graph: torch.fx.GraphModule) -> None:
+    from torch import nn
     from torch.nn.utils import fusion
 
     modules: dict[str, Any] = dict(graph.named_modules())
@@ -83,9 +82,11 @@ def _fold_graph(graph: torch.fx.GraphModule) -> None:
         # A layer or norm called twice has one set of weights for both places and cannot take up the norm of one.
         if len(source.users) > 1 or called.count(str(source.target)) > 1 or called.count(str(node.target)) > 1:
             continue
-        if _is_conv(layer):
+        # fuse_conv_bn_eval is wrong for grouped transposed convolutions: their weight's output axis is per group.
+        is_conv = isinstance(layer, nn.modules.conv._ConvNd)
+        if is_conv and (not layer.transposed or layer.groups == 1):
             fused = fusion.fuse_conv_bn_eval(layer, norm, transpose=layer.transposed)
-        elif _is_linear(layer):
+        elif isinstance(layer, nn.Linear):
             fused = fusion.fuse_linear_bn_eval(layer, norm)
         else:
             continue
@@ -97,23 +98,15 @@ def _fold_graph(graph: torch.fx.GraphModule) -> None:
     graph.recompile()
 
 
+def _has_norm(module: nn.Module) -> bool:
+    from torch import nn
+
+    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
+
+
 def _is_norm(module: Any) -> bool:
     from torch import nn
 
     # Without running statistics a norm depends on its input and cannot be folded.
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
     return isinstance(module, kinds) and module.running_mean is not None and not module.training
-
-
-def _is_conv(module: Any) -> bool:
-    from torch import nn
-
-    # fuse_conv_bn_eval is wrong for grouped transposed convolutions: their weight's output axis is per group.
-    is_conv = isinstance(module, nn.modules.conv._ConvNd)
-    return is_conv and (not module.transposed or module.groups == 1)
-
-
-def _is_linear(module: Any) -> bool:
-    from torch import nn
-
-    return isinstance(module, nn.Linear)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -17,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from storage import Network, NetworkTask, Workload
 from storage.names import validate_name
 from tlp.core.errors import InvalidInputError
-from tlp.programs import zoo
 from tlp.programs.folding import fold_batch_norm
 from tlp.programs.tvm import first_line, map_tvm_errors, quiet_loggers, without_known_warnings
 from tlp.programs.workloads import workload_from_module
@@ -30,14 +31,12 @@ if TYPE_CHECKING:
 HELD_OUT: Final = frozenset({"resnet_50", "mobilenet_v2", "resnext_50", "bert_tiny", "bert_base"})
 
 PASSES: Final = (
-    "DecomposeOpsForInference",
-    "CanonicalizeBindings",
-    "FoldConstant",
-    "LegalizeOps",
-    "AnnotateTIROpPattern",
-    "FuseOps",
-    "FuseTIR",
+    *("DecomposeOpsForInference", "CanonicalizeBindings", "FoldConstant"),
+    *("LegalizeOps", "AnnotateTIROpPattern", "FuseOps", "FuseTIR"),
 )
+_ADD_HELP: Final = "tlp network add --help"
+Say = Callable[[str], None]
+Example = tuple["nn.Module", tuple["torch.Tensor", ...]]
 
 
 class ImportedNetwork(NamedTuple):
@@ -55,7 +54,7 @@ class ImportedNetwork(NamedTuple):
 
 
 def build_network(
-    name: str, source: str, *, holdout: bool | None = None, on_progress: Callable[[str], None] | None = None
+    name: str, source: str, *, holdout: bool | None = None, on_progress: Say | None = None
 ) -> tuple[Network, list[Workload]]:
     """Extract the tuning tasks of a network.
 
@@ -73,9 +72,9 @@ def build_network(
         InvalidInputError: the name or the source is not acceptable, or the network cannot be imported.
     """
     validate_name("network", name)
-    imported = import_relax(source, on_progress=on_progress)
-    if on_progress:
-        on_progress("extract tasks")
+    say = on_progress or _silent
+    imported = import_relax(source, on_progress=say)
+    say("extract tasks")
     with map_tvm_errors(f"the tasks of {source} cannot be extracted"):
         from tvm.s_tir import meta_schedule as ms
         from tvm.target import Target
@@ -88,12 +87,10 @@ def build_network(
     # extract_tasks walks a hash map: its order differs between processes.
     for task in sorted(extracted, key=lambda t: str(t.task_name)):
         workload = workload_from_module(str(task.task_name), task.dispatched[0])
-        known = tasks.get(workload.workload_id)
-        weight = int(task.weight) + (known.weight if known else 0)
-        tasks[workload.workload_id] = NetworkTask(
-            workload.workload_id, known.task if known else str(task.task_name), weight
-        )
-        workloads.setdefault(workload.workload_id, workload)
+        workload_id = workload.workload_id
+        first = tasks.get(workload_id, NetworkTask(workload_id, str(task.task_name), 0))
+        tasks[workload_id] = replace(first, weight=first.weight + int(task.weight))
+        workloads.setdefault(workload_id, workload)
     if not tasks:
         raise InvalidInputError(f"{source} has no operators to tune", next_command="tlp network list")
     kind, _, reference = source.partition(":")
@@ -102,7 +99,7 @@ def build_network(
     return Network(name, holdout, source, datetime.now(UTC), tuple(tasks.values())), list(workloads.values())
 
 
-def import_relax(source: str, *, on_progress: Callable[[str], None] | None = None) -> ImportedNetwork:
+def import_relax(source: str, *, on_progress: Say | None = None) -> ImportedNetwork:
     """Import a network into relax and run `PASSES`.
 
     Args:
@@ -115,14 +112,14 @@ def import_relax(source: str, *, on_progress: Callable[[str], None] | None = Non
     """
     quiet_loggers()
     kind, _, reference = source.partition(":")
-    say = on_progress or (lambda _text: None)
+    say = on_progress or _silent
     if kind == "onnx":
         say("import ONNX")
         relax_module, example_args = _import_onnx(Path(reference))
         module: nn.Module | None = None
     elif kind in ("builtin", "torch"):
         say("make the torch module")
-        module, example_args = _torch_example(source)
+        module, example_args = _builtin(reference) if kind == "builtin" else _call_factory(source, reference)
         say("fold BatchNorm")
         module = fold_batch_norm(module, example_args)
         say("torch.export")
@@ -130,7 +127,7 @@ def import_relax(source: str, *, on_progress: Callable[[str], None] | None = Non
     else:
         raise InvalidInputError(
             f"{source!r} is not a network source; use builtin:NAME, torch:MODULE:FACTORY or onnx:FILE",
-            next_command="tlp network add --help",
+            next_command=_ADD_HELP,
         )
     with map_tvm_errors(f"{source} cannot be lowered to fused TIR functions"):
         from tvm import relax
@@ -142,59 +139,51 @@ def import_relax(source: str, *, on_progress: Callable[[str], None] | None = Non
     return ImportedNetwork(relax_module, module, example_args)
 
 
+def _silent(_text: str) -> None:
+    pass
+
+
 def _has_embedding(module: nn.Module | None) -> bool:
     import torch
 
     return module is not None and any(isinstance(m, torch.nn.Embedding) for m in module.modules())
 
 
-def _torch_example(source: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-    kind, _, reference = source.partition(":")
-    if kind == "builtin":
-        if reference not in zoo.BUILTIN:
-            raise InvalidInputError(
-                f"no builtin network {reference!r}; there are {', '.join(sorted(zoo.BUILTIN))}",
-                next_command="tlp network add --help",
-            )
-        return zoo.BUILTIN[reference]()
-    return _call_factory(source, reference)
+def _builtin(name: str) -> Example:
+    from tlp.programs import zoo  # imports torch
+
+    if name not in zoo.BUILTIN:
+        names = ", ".join(sorted(zoo.BUILTIN))
+        raise InvalidInputError(f"no builtin network {name!r}; there are {names}", next_command=_ADD_HELP)
+    return zoo.make(name)
 
 
-def _call_factory(source: str, reference: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+def _call_factory(source: str, reference: str) -> Example:
     module_name, _, factory_name = reference.partition(":")
     if not module_name or not factory_name:
         raise InvalidInputError(
-            f"{source!r} is not torch:MODULE:FACTORY, e.g. torch:my_package.nets:make_net",
-            next_command="tlp network add --help",
+            f"{source!r} is not torch:MODULE:FACTORY, e.g. torch:my_package.nets:make_net", next_command=_ADD_HELP
         )
     import torch
 
     # A console script's path has not the current folder, where a person who names their own module expects it.
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
+    folder = str(Path.cwd())
+    sys.path.insert(0, folder)
     try:
-        made = getattr(importlib.import_module(module_name), factory_name)()
+        example = getattr(importlib.import_module(module_name), factory_name)()
     # The module and the factory are the person's own code: whatever it raises is theirs to see in one sentence.
     except Exception as exc:
         raise InvalidInputError(f"{source} cannot be called: {type(exc).__name__}: {first_line(exc)}") from exc
     finally:
-        sys.path.remove(here)
-    if (
-        not isinstance(made, tuple)
-        or len(made) != 2
-        or not isinstance(made[0], torch.nn.Module)
-        or not isinstance(made[1], tuple | list)
-        or not all(isinstance(a, torch.Tensor) for a in made[1])
-    ):
-        raise InvalidInputError(
-            f"{source} has to return (torch.nn.Module, tuple of tensors), not {type(made).__name__}"
-        )
-    return made[0].eval(), tuple(made[1])
+        sys.path.remove(folder)
+    match example:
+        case (torch.nn.Module() as module, (tuple() | list()) as args) if isinstance(example, tuple):
+            if all(isinstance(arg, torch.Tensor) for arg in args):
+                return module.eval(), tuple(args)
+    raise InvalidInputError(f"{source} has to return (torch.nn.Module, tuple of tensors), not {type(example).__name__}")
 
 
 def _export(source: str, module: nn.Module, example_args: tuple[torch.Tensor, ...]) -> Any:
-    import warnings
-
     import torch
 
     with map_tvm_errors(f"{source} cannot be exported from torch to relax"), warnings.catch_warnings():
@@ -209,7 +198,7 @@ def _export(source: str, module: nn.Module, example_args: tuple[torch.Tensor, ..
 
 def _import_onnx(path: Path) -> tuple[Any, tuple[torch.Tensor, ...]]:
     if not path.is_file():
-        raise InvalidInputError(f"{path} is not a file", next_command="tlp network add --help")
+        raise InvalidInputError(f"{path} is not a file", next_command=_ADD_HELP)
     try:
         onnx = importlib.import_module("onnx")
     except ImportError as exc:
@@ -223,7 +212,7 @@ def _import_onnx(path: Path) -> tuple[Any, tuple[torch.Tensor, ...]]:
 
         model = onnx.load(str(path))
         weights = {tensor.name for tensor in model.graph.initializer}
-        examples: list[torch.Tensor] = []
+        examples: dict[str, torch.Tensor] = {}
         for value in model.graph.input:
             if value.name in weights:
                 continue
@@ -231,7 +220,6 @@ def _import_onnx(path: Path) -> tuple[Any, tuple[torch.Tensor, ...]]:
             # An open dimension (a batch size) is taken as 1: programs are tuned for fixed shapes.
             shape = [int(d.dim_value) or 1 for d in tensor.shape.dim]
             floating = tensor.elem_type in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
-            examples.append(torch.randn(shape) if floating else torch.zeros(shape, dtype=torch.int64))
-        shapes = [v.name for v in model.graph.input if v.name not in weights]
-        shape_dict = {name: list(example.shape) for name, example in zip(shapes, examples, strict=True)}
-        return from_onnx(model, shape_dict=shape_dict, keep_params_in_input=False), tuple(examples)
+            examples[value.name] = torch.randn(shape) if floating else torch.zeros(shape, dtype=torch.int64)
+        shapes = {name: list(example.shape) for name, example in examples.items()}
+        return from_onnx(model, shape_dict=shapes, keep_params_in_input=False), tuple(examples.values())

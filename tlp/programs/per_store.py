@@ -1,17 +1,16 @@
 """MetaSchedule's per-store features of programs, kept on disk.
 
-`PerStoreFeature` describes each buffer store of a program by `WIDTH` numbers. A program must be replayed for it, 5 to
-30 ms in all, so what was extracted is kept under `TLP_HOME/cache/per-store` and can be deleted at any time:
+`PerStoreFeature` describes each buffer store of a program by `WIDTH` numbers. Extracting takes 5 to 30 ms a program, as
+each must be replayed. So features are kept under `TLP_HOME/cache/per-store`, which can be deleted at any time:
 
     cache/per-store/KEY/WORKLOAD/PART.npz     KEY: hash of TVM release, extractor settings and target
 
-A program is described as it is compiled, or as its trace states it (`postprocessed=False`). The latter is the same for
-every target of a kind, as post-processors are what looks at the rest of the target: such features are kept once for
-all CPUs.
+A program is described as it is compiled, or as its trace states it (`postprocessed=False`). Only post-processors look
+at more of a target than its kind, so features of the second sort are kept once for all CPUs.
 
 A part holds some programs of a workload: `ids` `(n,)`, `offsets` `(n+1,)` and `rows` `(offsets[-1], WIDTH)` float32;
-a program without rows is one that TVM rejects. Parts are only added, each under its final name at once, so a process
-may be killed at any moment and several may extract side by side. A part that cannot be read is extracted again.
+TVM rejects the programs without rows. Parts are only added, each under its final name at once, so a process may be
+killed at any moment and several may extract side by side. A part that cannot be read is extracted again.
 """
 
 from __future__ import annotations
@@ -31,7 +30,10 @@ import numpy.typing as npt
 from storage import MeasurementStore, Program, Sketch, Workload, canonical_json, stable_id
 from tlp.core.errors import InvalidInputError
 from tlp.core.progress import say, track
-from tlp.language.sketch import LANGUAGE, to_trace
+from tlp.language.sketch import LANGUAGE
+from tlp.programs.space import DesignSpace, apply_trace
+from tlp.programs.tvm import REFUSED, make_tune_context
+from tlp.programs.workloads import load_module
 
 WIDTH: Final = 172
 """Numbers per store with the workload's own features; the first `PLAIN_WIDTH` are those without them."""
@@ -40,8 +42,6 @@ FLUSH_PROGRAMS: Final = 256  # a killed process loses less than this, about 3 s 
 STALE_S: Final = 3600.0  # a temporary file older than that was left by a killed process
 _EXTRACT: Final = 32  # programs per call of the extractor
 _DAMAGED: Final = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
-# TVM's ways to say that it cannot lower a program: its errors are RuntimeErrors, or Python's own.
-_REFUSED: Final = (RuntimeError, ValueError, TypeError, IndexError)
 
 Rows = npt.NDArray[np.float32]
 Programs = Sequence[tuple[Sketch, Sequence[int]]]
@@ -88,70 +88,65 @@ class PerStoreFeatures:
             OSError: the cache cannot be written.
         """
         ids = [Program.make(sketch, decisions).program_id for sketch, decisions in programs]
-        places: dict[str, list[int]] = {}
-        for index, (sketch, _decisions) in enumerate(programs):
-            places.setdefault(sketch.workload_id, []).append(index)
-        found: dict[str, Rows] = {}
+        features: dict[str, Rows] = {}
+        for workload_id in dict.fromkeys(sketch.workload_id for sketch, _ in programs):
+            features |= self._read(workload_id)
         missing: dict[str, dict[str, tuple[Sketch, Sequence[int]]]] = {}
-        for workload_id, indices in places.items():
-            found |= self._read(workload_id)
-            todo = {ids[i]: programs[i] for i in indices if ids[i] not in found}
-            if todo:
-                missing[workload_id] = todo
+        for program_id, program in zip(ids, programs, strict=True):
+            if program_id not in features:
+                missing.setdefault(program[0].workload_id, {})[program_id] = program
         if missing:
-            found |= self._extract(missing, label)
-        return [found[program_id] for program_id in ids]
+            features |= self._extract(missing, label)
+        return [features[program_id] for program_id in ids]
 
     def _read(self, workload_id: str) -> dict[str, Rows]:
-        found: dict[str, Rows] = {}
+        features: dict[str, Rows] = {}
         for path in sorted((self._folder / workload_id).glob("*.npz")):
             try:
-                found |= _load(path)
+                features |= _load(path)
             except _DAMAGED as exc:
                 say(f"{path.name} in {path.parent} is damaged ({exc}): its programs are extracted again")
                 path.unlink(missing_ok=True)
-        return found
+        return features
 
     def _extract(
         self, missing: Mapping[str, Mapping[str, tuple[Sketch, Sequence[int]]]], label: str
     ) -> dict[str, Rows]:
         total = sum(map(len, missing.values()))
         workloads = {w.workload_id: w for w in self._store.get_workloads(list(missing))}
-        found: dict[str, Rows] = {}
+        features: dict[str, Rows] = {}
         with track(label, total, every=1000) as update:
             for workload_id, programs in missing.items():
-                made: dict[str, Rows] = {}
+                part: dict[str, Rows] = {}
                 try:
                     replay = _replayer(workloads[workload_id], self._target, self._postprocessed)
                     for program_id, rows in _extracted(replay, programs):
-                        made[program_id] = rows
-                        if len(made) % FLUSH_PROGRAMS == 0:
-                            self._write(workload_id, made)
-                            found |= made
-                            made = {}
-                        update(len(found) + len(made))
+                        features[program_id] = part[program_id] = rows
+                        if len(part) == FLUSH_PROGRAMS:
+                            self._write(workload_id, part)
+                            part = {}
+                        update(len(features))
                 finally:
-                    if made:
-                        self._write(workload_id, made)
-                found |= made
-        return found
+                    if part:
+                        self._write(workload_id, part)
+        return features
 
-    def _write(self, workload_id: str, made: Mapping[str, Rows]) -> None:
+    def _write(self, workload_id: str, features: Mapping[str, Rows]) -> None:
         folder = self._folder / workload_id
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob("*.tmp"):
             with suppress(FileNotFoundError):  # another process gave it its name meanwhile
                 if time.time() - left.stat().st_mtime > STALE_S:
                     left.unlink()
-        offsets = np.cumsum([0, *(len(rows) for rows in made.values())], dtype=np.int64)
+        offsets = np.cumsum([0, *(len(rows) for rows in features.values())], dtype=np.int64)
         with tempfile.NamedTemporaryFile(dir=folder, suffix=".tmp", delete=False) as stream:
             path = Path(stream.name)
             try:
                 np.savez_compressed(
-                    stream, ids=np.array(list(made)), offsets=offsets, rows=np.concatenate(list(made.values()))
+                    stream, ids=np.array(list(features)), offsets=offsets, rows=np.concatenate(list(features.values()))
                 )
                 stream.flush()
-                path.replace(folder / f"{stable_id(*made)}.npz")
+                path.replace(folder / f"{stable_id(*features)}.npz")
             except BaseException:
                 path.unlink(missing_ok=True)
                 raise
@@ -180,8 +175,6 @@ def _extracted(
 
 def _replayer(workload: Workload, target: Mapping[str, Any], postprocessed: bool) -> Callable[[Programs], list[Rows]]:
     """A function from programs of the workload to their features."""
-    from tlp.programs.tvm import make_tune_context
-
     try:
         module, build = _builder(workload, target, postprocessed)
         context = make_tune_context(module, target)
@@ -199,7 +192,7 @@ def _replayer(workload: Workload, target: Mapping[str, Any], postprocessed: bool
     def extract_one(schedule: Any) -> Rows:
         try:
             return extract([schedule])[0]
-        except _REFUSED:
+        except REFUSED:
             return _NO_ROWS
 
     def replay(programs: Programs) -> list[Rows]:
@@ -207,7 +200,7 @@ def _replayer(workload: Workload, target: Mapping[str, Any], postprocessed: bool
         usable = [schedule for schedule in built if schedule is not None]
         try:
             features = iter(extract(usable))
-        except _REFUSED:  # of one of them, TVM does not say which
+        except REFUSED:  # of one of them, TVM does not say which
             features = iter([extract_one(schedule) for schedule in usable])
         return [_NO_ROWS if schedule is None else next(features) for schedule in built]
 
@@ -221,9 +214,6 @@ def _builder(
 
     Raises InvalidInputError: TVM cannot read the module, or refuses the target.
     """
-    from tlp.programs.space import DesignSpace
-    from tlp.programs.workloads import load_module
-
     if postprocessed:
         space = DesignSpace(workload, target)
 
@@ -236,15 +226,9 @@ def _builder(
     module = load_module(workload)
 
     def state(sketch: Sketch, decisions: Sequence[int]) -> Any:
-        from tvm.s_tir import Schedule
-        from tvm.s_tir.schedule import Trace
-
-        trace = to_trace(sketch, decisions)
-        schedule = Schedule(module, seed=1, debug_mask="none", error_render_level="none")
         try:
-            Trace.apply_json_to_schedule(trace, schedule)
-        except _REFUSED:
+            return apply_trace(module, sketch, decisions)
+        except REFUSED:
             return None
-        return schedule
 
     return module, state

@@ -1,8 +1,8 @@
 """The design space of a workload on a target: its sketches, random programs, and replaying sketch + decisions.
 
 A *sketch* is what MetaSchedule's `post-order-apply` generator gives, decisions taken out (`tlp.language.sketch`). A
-*candidate* is a program after the target's post-processors, ready to be compiled. Every candidate can be made again
-from its sketch and decisions alone (`DesignSpace.build`), so the store keeps nothing else.
+*candidate* is a program after the target's post-processors, ready to be compiled. `DesignSpace.build` makes a candidate
+again from its sketch and decisions alone, so the store keeps nothing else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 from storage import Program, Sketch, Workload
 from tlp.core.errors import InvalidInputError
 from tlp.language.sketch import from_trace, to_trace
-from tlp.programs.tvm import make_tune_context, map_tvm_errors, to_plain, without_known_warnings
+from tlp.programs.tvm import REFUSED, make_tune_context, map_tvm_errors, to_plain, without_known_warnings
 from tlp.programs.workloads import arg_infos, load_module
 
 # A design space may hold fewer programs than asked for (a reshape has a handful): sampling ends after this many
@@ -53,6 +53,22 @@ class Candidate:
         return RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(self.module)
 
 
+def apply_trace(module: Any, sketch: Sketch, decisions: Sequence[int]) -> Any:
+    """The `tvm.s_tir.Schedule` that sketch and decisions state, post-processors not run.
+
+    Raises:
+        InvalidInputError: the vector has not the sketch's width.
+        One of `tlp.programs.tvm.REFUSED`: the program is not valid.
+    """
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.schedule import Trace
+
+    trace = to_trace(sketch, decisions)
+    schedule = Schedule(module, seed=1, debug_mask="none", error_render_level="none")
+    Trace.apply_json_to_schedule(trace, schedule)
+    return schedule
+
+
 class DesignSpace:
     """The programs MetaSchedule's default rules give for one workload on one target.
 
@@ -85,11 +101,8 @@ class DesignSpace:
     @cached_property
     def sketches(self) -> list[Sketch]:
         """The distinct sketches, in the generator's order."""
-        found: dict[str, Sketch] = {}
-        for schedule in self._spaces:
-            sketch, _ = self._split(schedule)
-            found.setdefault(sketch.sketch_id, sketch)
-        return list(found.values())
+        sketches = [self._split(schedule)[0] for schedule in self._spaces]
+        return list({sketch.sketch_id: sketch for sketch in sketches}.values())
 
     def sample(self, count: int, seed: int, exclude: AbstractSet[str] = frozenset()) -> list[Candidate]:
         """Random programs, as MetaSchedule's `replay-trace` draws them.
@@ -106,24 +119,24 @@ class DesignSpace:
             return []
         context = make_tune_context(self.module, self.target, seed=seed)
         per_round = min(max(count, _ROUND[0]), _ROUND[1])
-        found: dict[str, Candidate] = {}
+        candidates: dict[str, Candidate] = {}
         dry = 0
         with map_tvm_errors(f"sampling programs of {self.workload.name} failed"):
             context.pre_tuning(max_trials=2**31 - 1, num_trials_per_iter=per_round, design_spaces=self._spaces)
-            while len(found) < count and dry < _DRY_ROUNDS:
-                before = len(found)
+            while len(candidates) < count and dry < _DRY_ROUNDS:
+                before = len(candidates)
                 for drawn in context.generate_measure_candidates() or []:
                     sketch, program = self._split(drawn.sch)
-                    if len(found) < count and program.program_id not in exclude:
-                        found.setdefault(program.program_id, self._candidate(sketch, program, drawn.sch))
-                dry = dry + 1 if len(found) == before else 0
+                    if len(candidates) < count and program.program_id not in exclude:
+                        candidates.setdefault(program.program_id, self._candidate(sketch, program, drawn.sch))
+                dry = dry + 1 if len(candidates) == before else 0
             context.post_tuning()
-        return list(found.values())
+        return list(candidates.values())
 
     def build(self, sketch: Sketch, decisions: Sequence[int]) -> Candidate | None:
         """Replay a sketch with decisions and run the target's post-processors.
 
-        TVM puts some decisions right instead of refusing them (a compute location that does not exist becomes the
+        TVM corrects some decisions instead of refusing them (a compute location that does not exist becomes the
         nearest, an outermost factor is made to cover the loop); the candidate's `program` says what was built.
 
         Returns:
@@ -136,18 +149,12 @@ class DesignSpace:
             raise InvalidInputError(
                 f"sketch {sketch.sketch_id} is of workload {sketch.workload_id}, not {self.workload.workload_id}"
             )
-        trace = to_trace(sketch, decisions)
-        from tvm.s_tir import Schedule
-        from tvm.s_tir.schedule import Trace
-
-        schedule = Schedule(self.module, seed=1, debug_mask="none", error_render_level="none")
         try:
-            Trace.apply_json_to_schedule(trace, schedule)
+            schedule = apply_trace(self.module, sketch, decisions)
             schedule.enter_postproc()
             if not all(bool(postproc.apply(schedule)) for postproc in self._context.space_generator.postprocs):
                 return None
-        # TVM's ways to say that a program is not valid: ScheduleError and InternalError are RuntimeErrors.
-        except (RuntimeError, ValueError, TypeError, IndexError):
+        except REFUSED:
             return None
         return self.from_schedule(schedule)
 

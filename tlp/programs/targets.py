@@ -1,9 +1,8 @@
 """TVM targets: what this machine really is, and checking one that a person typed.
 
-Two traps are handled here. TVM's `Target` accepts any `mcpu` and LLVM then silently compiles for a generic CPU, so an
-mcpu is checked against LLVM's list. And LLVM derives a CPU's features from its model, while a hypervisor may mask some
-of them (AVX-512 as a rule): programs compiled for such an mcpu die of SIGILL, so masked features are switched off in
-`mattr`.
+Two traps are handled here. TVM's `Target` accepts any `mcpu`, and LLVM then silently compiles for a generic CPU: an
+mcpu is checked against LLVM's list. LLVM derives a CPU's features from its model, but a hypervisor may mask some
+(AVX-512 as a rule), and programs compiled for such an mcpu die of SIGILL: masked features are switched off in `mattr`.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import difflib
 import json
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -26,36 +26,10 @@ from tlp.programs.tvm import map_tvm_errors
 
 HELP: Final = "tlp device enroll --help"
 
-# LLVM's name → the kernel's name in /proc/cpuinfo, where they differ. Names not here are the same in both.
+# LLVM's name → the kernel's in /proc/cpuinfo, where they differ in more than punctuation (`_flag`).
 _KERNEL_NAMES: Final[Mapping[str, str]] = {
-    "sse3": "pni",
-    "sse4.1": "sse4_1",
-    "sse4.2": "sse4_2",
-    "avx512vnni": "avx512_vnni",
-    "avx512vbmi2": "avx512_vbmi2",
-    "avx512bitalg": "avx512_bitalg",
-    "avx512vpopcntdq": "avx512_vpopcntdq",
-    "avx512bf16": "avx512_bf16",
-    "avx512fp16": "avx512_fp16",
-    "avx512vp2intersect": "avx512_vp2intersect",
-    "avxvnni": "avx_vnni",
-    "avxifma": "avx_ifma",
-    "avxvnniint8": "avx_vnni_int8",
-    "avxvnniint16": "avx_vnni_int16",
-    "avxneconvert": "avx_ne_convert",
-    "amx-tile": "amx_tile",
-    "amx-int8": "amx_int8",
-    "amx-bf16": "amx_bf16",
-    "amx-fp16": "amx_fp16",
-    "amx-complex": "amx_complex",
-    "bmi": "bmi1",
-    "lzcnt": "abm",
-    # aarch64
-    "neon": "asimd",
-    "dotprod": "asimddp",
-    "fullfp16": "asimdhp",
-    "rdm": "asimdrdm",
-    "lse": "atomics",
+    **{"sse3": "pni", "bmi": "bmi1", "lzcnt": "abm"},
+    **{"neon": "asimd", "dotprod": "asimddp", "fullfp16": "asimdhp", "rdm": "asimdrdm", "lse": "atomics"},  # aarch64
 }
 # Features a compiler picks instructions by. Others (pku, clwb, …) never appear in a tensor program.
 _CODEGEN_PREFIXES: Final = ("avx", "amx", "sve", "sme")
@@ -76,6 +50,7 @@ _CUDA_LIMITS: Final[Mapping[str, int]] = {
     "max_shared_memory_per_block": 49152,
     "thread_warp_size": 32,
 }
+_CPUINFO: Final = Path("/proc/cpuinfo")
 _TRIPLES: Final = ("x86_64-linux-gnu", "aarch64-linux-gnu", "riscv64-linux-gnu", "armv7-linux-gnueabihf")
 
 
@@ -95,7 +70,7 @@ def detect_local_target(num_cores: int | None = None) -> dict[str, Any]:
     cores = _default_cores() if num_cores is None else num_cores
     if cores < 1:
         raise InvalidInputError(f"num-cores is {cores}, it must be at least 1", next_command=HELP)
-    with map_tvm_errors("this machine's CPU cannot be found out", next_command="tlp doctor"):
+    with map_tvm_errors("this machine's CPU cannot be detected", next_command="tlp doctor"):
         from tvm.target import codegen
 
         target: dict[str, Any] = {"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores": cores}
@@ -109,12 +84,18 @@ def _masked_features(target: Mapping[str, Any], flags: frozenset[str]) -> list[s
         return []
     masked: list[str] = []
     implied = _llvm_features(target)
-    missing = [f for f in implied if _is_codegen(f) and _KERNEL_NAMES.get(f, f) not in flags]
+    offered = {_flag(flag) for flag in flags}
+    missing = [f for f in implied if _is_codegen(f) and _flag(_KERNEL_NAMES.get(f, f)) not in offered]
     for feature in sorted(missing, key=lambda f: (_ROOTS.index(f) if f in _ROOTS else len(_ROOTS), f)):
         if feature in implied:
             masked.append(f"-{feature}")
             implied = _llvm_features({**target, "mattr": masked})
     return masked
+
+
+def _flag(name: str) -> str:
+    """A feature's name without punctuation: LLVM writes `sse4.1`, `amx-tile`, `avx512vnni`, the kernel underscores."""
+    return re.sub(r"[-_.]", "", name)
 
 
 def _is_codegen(feature: str) -> bool:
@@ -127,14 +108,19 @@ def _llvm_features(target: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(str(f) for f in codegen.llvm_get_cpu_features(Target(dict(target))))
 
 
-def _kernel_flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+def _kernel_flags(path: Path = _CPUINFO) -> frozenset[str]:
     """Features the kernel offers on every core; empty where there is no such file or list."""
+    rows = [frozenset(value.split()) for value in _cpuinfo(path, "flags", "Features")]
+    return frozenset.intersection(*rows) if rows else frozenset()
+
+
+def _cpuinfo(path: Path, *keys: str) -> list[str]:
+    """The values of lines that begin with one of the keys; empty where there is no such file."""
     try:
         lines = path.read_text().splitlines()
     except OSError:
-        return frozenset()
-    rows = [frozenset(line.partition(":")[2].split()) for line in lines if line.startswith(("flags", "Features"))]
-    return frozenset.intersection(*rows) if rows else frozenset()
+        return []
+    return [line.partition(":")[2].strip() for line in lines if line.startswith(keys)]
 
 
 def _default_cores() -> int:
@@ -151,9 +137,9 @@ def normalise_target(value: str | Mapping[str, Any]) -> dict[str, Any]:
         value: JSON text, a mapping, an LLVM mcpu (`x86-64-v3`, `znver3`) or a tag of TVM (`nvidia/geforce-rtx-3090`).
 
     Returns:
-        The target as a dict. For llvm `num-cores` defaults to the physical cores of this machine, and `mtriple` is
-        added for an mcpu of another architecture. For cuda the limits of a block default to what every GPU of NVIDIA
-        has: without them TVM makes no design space.
+        The target as a dict. llvm: `num-cores` defaults to the physical cores of this machine, and an mcpu of another
+        architecture gets its `mtriple`. cuda: the limits of a block default to what every GPU of NVIDIA has; without
+        them TVM makes no design space.
 
     Raises:
         InvalidInputError: not JSON, an option TVM does not know, or an mcpu LLVM does not know (near matches named).
@@ -169,9 +155,8 @@ def normalise_target(value: str | Mapping[str, Any]) -> dict[str, Any]:
         )
     if target["kind"] == "llvm":
         _check_mcpu(target.get("mcpu"), target.get("mtriple"))
-        foreign = _foreign_triple(target)
-        if foreign:
-            target["mtriple"] = foreign
+        if not target.get("mtriple") and (triple := _triple_of(target.get("mcpu"))):
+            target["mtriple"] = triple  # LLVM does not infer it
         target.setdefault("num-cores", _default_cores())
         cores = target["num-cores"]
         if not isinstance(cores, int) or isinstance(cores, bool) or cores < 1:
@@ -185,10 +170,9 @@ def normalise_target(value: str | Mapping[str, Any]) -> dict[str, Any]:
     return target
 
 
-def _foreign_triple(target: Mapping[str, Any]) -> str | None:
-    """The triple to compile for if the mcpu is not of this machine's architecture: LLVM does not infer it."""
-    mcpu = target.get("mcpu")
-    if target.get("mtriple") or mcpu is None or mcpu in _known_cpus(None):
+def _triple_of(mcpu: Any) -> str | None:
+    """The triple of an mcpu that is not of this machine's architecture; None: it is, or LLVM does not know it."""
+    if mcpu is None or mcpu in _known_cpus(None):
         return None
     return next((triple for triple in _TRIPLES if mcpu in _known_cpus(triple)), None)
 
@@ -232,12 +216,12 @@ def _check_mcpu(mcpu: Any, triple: Any, *, more: Iterable[str] = ()) -> None:
         return
     if mcpu == "native":
         raise InvalidInputError(
-            "mcpu 'native' is not accepted: LLVM would silently compile for a generic CPU; leave the target out and "
-            "the real mcpu of this machine is found out",
+            "mcpu 'native' is not accepted: LLVM would silently compile for a generic CPU; leave the target out "
+            "to use the real mcpu of this machine",
             next_command="tlp device enroll NAME",
         )
     known = _known_cpus(str(triple) if triple else None)
-    if mcpu in known or (not triple and any(mcpu in _known_cpus(t) for t in _TRIPLES)):
+    if mcpu in known or (not triple and _triple_of(mcpu)):
         return
     near = difflib.get_close_matches(str(mcpu), [*sorted(known), *more], n=3, cutoff=0.5)
     hint = f"; did you mean {', '.join(near)}?" if near else ""
@@ -265,13 +249,8 @@ def family_of(target: Mapping[str, Any]) -> str:
     kind = str(target.get("kind", "llvm"))
     if kind != "llvm":
         return kind
-    if target.get("mtriple"):
-        return _architecture(str(target["mtriple"]).partition("-")[0])
-    mcpu = target.get("mcpu")
-    here = _architecture(platform.machine())
-    if mcpu is None or mcpu in _known_cpus(None):
-        return here
-    return next((_architecture(t.partition("-")[0]) for t in _TRIPLES if mcpu in _known_cpus(t)), here)
+    triple = target.get("mtriple") or _triple_of(target.get("mcpu"))
+    return _architecture(str(triple).partition("-")[0] if triple else platform.machine())
 
 
 def _architecture(name: str) -> str:
@@ -293,10 +272,6 @@ def host_facts() -> dict[str, Any]:
     }
 
 
-def _cpu_name(path: Path = Path("/proc/cpuinfo")) -> str:
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model")))
-    return next(names, "") or platform.processor() or platform.machine()
+def _cpu_name() -> str:
+    names = _cpuinfo(_CPUINFO, "model name", "Model")
+    return next(iter(names), "") or platform.processor() or platform.machine()

@@ -1,4 +1,4 @@
-"""What every user of TVM here needs: its errors as ours, its containers as plain Python, its noise switched off."""
+"""What everything that uses TVM needs: its errors as ours, its containers as plain Python, its noise switched off."""
 
 from __future__ import annotations
 
@@ -9,16 +9,22 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, Final
 
 from tlp.core.errors import InvalidInputError, TlpError
 
-_INTRINSICS = "tvm.s_tir.tensor_intrin"
+REFUSED: Final = (RuntimeError, ValueError, TypeError, IndexError)
+"""What TVM raises for a program that is not valid: ScheduleError and InternalError are RuntimeErrors."""
+
+_INTRINSICS: Final = "tvm.s_tir.tensor_intrin"
+_EVERYWHERE: Final = ("x86", "arm_cpu")
+_PARTIAL: Final = "partial"
+_ELSEWHERE: Final = ("cuda", "rocm", "hexagon", "riscv_cpu", "metal")
 
 # First lines, and the continuation line that lists the functions it looked for.
 _KNOWN_WARNINGS = re.compile(
@@ -107,7 +113,23 @@ def load_intrinsics(kind: str) -> None:
     running its `__init__`. Any other kind imports the whole package.
     """
     with _remembered_modules():
-        _load_intrinsics(kind)
+        if kind != "llvm" and _INTRINSICS not in sys.modules:
+            importlib.import_module(_INTRINSICS)
+            return
+        if _INTRINSICS not in sys.modules:
+            import tvm.s_tir
+
+            package = ModuleType(_INTRINSICS, _PARTIAL)
+            package.__path__ = [str(Path(tvm.s_tir.__file__).parent / "tensor_intrin")]
+            sys.modules[_INTRINSICS] = package
+            _import_intrinsics(_EVERYWHERE)
+        elif kind != "llvm" and sys.modules[_INTRINSICS].__doc__ == _PARTIAL:
+            _import_intrinsics(_ELSEWHERE)  # the others are registered already, and TVM would refuse them
+
+
+def _import_intrinsics(names: Sequence[str]) -> None:
+    for name in names:
+        importlib.import_module(f"{_INTRINSICS}.{name}")
 
 
 @contextmanager
@@ -117,16 +139,16 @@ def _remembered_modules() -> Iterator[None]:
     TVM's parser asks for the whole stack at each of some 500 functions, and `inspect` goes through every loaded module
     for each frame of it: a minute and more in a process that has torch and MLflow, where parsing takes seconds.
     """
-    found: dict[str, Any] = {}
+    modules: dict[str, Any] = {}
     look_up = inspect.getmodule
 
     def remembered(wanted: Any, _filename: str | None = None) -> Any:
         if not isinstance(wanted, FrameType):
             return look_up(wanted, _filename)
         name = wanted.f_code.co_filename
-        if name not in found:
-            found[name] = look_up(wanted, _filename)
-        return found[name]
+        if name not in modules:
+            modules[name] = look_up(wanted, _filename)
+        return modules[name]
 
     inspect.getmodule = remembered  # type: ignore[assignment]
     try:
@@ -135,40 +157,20 @@ def _remembered_modules() -> Iterator[None]:
         inspect.getmodule = look_up
 
 
-def _load_intrinsics(kind: str) -> None:
-    if kind == "llvm":
-        if _INTRINSICS in sys.modules:
-            return
-        import tvm.s_tir
-
-        package = ModuleType(_INTRINSICS)
-        package.__path__ = [str(Path(tvm.s_tir.__file__).parent / "tensor_intrin")]
-        package.__doc__ = "partial"
-        sys.modules[_INTRINSICS] = package
-        for name in ("x86", "arm_cpu"):
-            importlib.import_module(f"{_INTRINSICS}.{name}")
-    elif getattr(sys.modules.get(_INTRINSICS), "__doc__", None) == "partial":
-        # Registered already: importing x86 and arm_cpu again would be refused, so only the rest is imported.
-        for name in ("cuda", "rocm", "hexagon", "riscv_cpu", "metal"):
-            importlib.import_module(f"{_INTRINSICS}.{name}")
-    else:
-        importlib.import_module(_INTRINSICS)
-
-
 def blocks_of(module: Any) -> list[Any]:
     """Every `tvm.s_tir.SBlock` of a module's functions, outer blocks first."""
     import tvm_ffi
     from tvm.s_tir import SBlock
 
-    found: list[Any] = []
+    blocks: list[Any] = []
 
     def visit(block: Any, visitor: Any) -> None:
-        found.append(block)
+        blocks.append(block)
         visitor.default_visit(block)
 
     for function in module.functions.values():
         tvm_ffi.structural_visit(function.body, (SBlock, visit))
-    return found
+    return blocks
 
 
 @contextmanager
@@ -176,20 +178,20 @@ def without_known_warnings() -> Iterator[None]:
     """Keep two warnings that TVM's C++ writes straight to file descriptor 2 from the person's terminal.
 
     They are about code nobody here can change: topi annotates pooling blocks with a schedule rule that only some back
-    ends have, and relax's `take` (an embedding) is made without bounds checks. TVM has no switch for them. Whatever
-    else arrives on stderr meanwhile is written when the block ends, so use it for short work only.
+    ends have, and relax's `take` (an embedding) is made without bounds checks. TVM has no switch for them. Everything
+    else on stderr is written when the block ends, so use it for short work only.
     """
-    with tempfile.TemporaryFile() as kept:
+    with tempfile.TemporaryFile() as captured:
         sys.stderr.flush()
         real = os.dup(2)
-        os.dup2(kept.fileno(), 2)
+        os.dup2(captured.fileno(), 2)
         try:
             yield
         finally:
             sys.stderr.flush()
             os.dup2(real, 2)
-            kept.seek(0)
-            others = [line for line in kept.read().splitlines(keepends=True) if not _KNOWN_WARNINGS.search(line)]
+            captured.seek(0)
+            others = [line for line in captured.read().splitlines(keepends=True) if not _KNOWN_WARNINGS.search(line)]
             os.write(real, b"".join(others))
             os.close(real)
 

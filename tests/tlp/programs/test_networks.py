@@ -28,7 +28,7 @@ def randomise(module: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize("name", ["resnet_18", "mobilenet_v2", "dcgan"])
 def test_every_batch_norm_of_the_zoo_folds(name: str) -> None:
-    module, args = zoo.BUILTIN[name]()
+    module, args = zoo.make(name)
     assert norms(module) > 0
     folded = fold_batch_norm(module, args)
     assert norms(folded) == 0
@@ -87,8 +87,8 @@ def test_a_module_without_batch_norm_is_returned_as_it_is() -> None:
 
 def test_factories_are_seeded_and_leave_the_random_state_alone() -> None:
     state = torch.random.get_rng_state()
-    first, (a,) = zoo.BUILTIN["mlp"]()
-    second, (b,) = zoo.BUILTIN["mlp"]()
+    first, (a,) = zoo.make("mlp")
+    second, (b,) = zoo.make("mlp")
     assert torch.equal(state, torch.random.get_rng_state())
     assert torch.equal(a, b)
     assert all(torch.equal(p, q) for p, q in zip(first.parameters(), second.parameters(), strict=True))
