@@ -21,6 +21,7 @@ from tlp.felix.network import FelixNetwork
 from tlp.felix.search import FelixChampion
 from tlp.model.checkpoint import MANIFEST, Manifest
 from tlp.registry import Registry
+from tlp.search.providers import RandomProvider
 
 KEY = "felix-x86_64"
 
@@ -50,24 +51,24 @@ def move_to_another_family(registry: Registry, version: int) -> None:
 
 def test_a_version_without_a_head_that_may_stand_in_is_passed_over(registry: Registry, device: Device) -> None:
     move_to_another_family(registry, 2)
-    notices: list[str] = []
-    champion = FelixChampion(registry, device, notices.append)
+    provider = RandomProvider()
+    champion, notices = FelixChampion(registry, device, provider.notice), provider.notices
     champion()
     stands_in = "Felix's model has no head for c: that of a stands in"
     assert notices[0] == stands_in and "version 1, the last good one" in notices[1]
     assert len(notices) == 2
 
     move_to_another_family(registry, 1)
-    notices: list[str] = []
-    champion = FelixChampion(registry, device, notices.append)
+    provider = RandomProvider()
+    champion, notices = FelixChampion(registry, device, provider.notice), provider.notices
     with pytest.raises(ModelFormatError, match="needs Felix's cost model") as raised:
         champion()
     assert raised.value.next_command == "tlp train --device c --model felix"
 
 
 def test_a_run_goes_on_when_the_model_is_deleted_and_says_so(registry: Registry, device: Device) -> None:
-    notices: list[str] = []
-    champion = FelixChampion(registry, device, notices.append)
+    provider = RandomProvider()
+    champion, notices = FelixChampion(registry, device, provider.notice), provider.notices
     before = champion()
     uri = registry._settings.mlflow_tracking_uri
     mlflow.MlflowClient(uri, uri).delete_registered_model(registry.model_name(KEY))
@@ -78,8 +79,8 @@ def test_a_run_goes_on_when_the_model_is_deleted_and_says_so(registry: Registry,
 def test_a_run_goes_on_when_looking_up_the_model_fails(
     registry: Registry, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    notices: list[str] = []
-    champion = FelixChampion(registry, device, notices.append)
+    provider = RandomProvider()
+    champion, notices = FelixChampion(registry, device, provider.notice), provider.notices
     before = champion()
 
     def broken(*_args: object) -> None:

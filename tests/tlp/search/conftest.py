@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from storage import Device, DeviceState, DuckDBStore, Network, NetworkTask, Workload
+from tlp.core.registry import Submission
 from tlp.core.settings import Settings
+from tlp.language.vocabulary import Vocabulary
+from tlp.model.checkpoint import Checkpoint, Manifest
+from tlp.model.config import TLPConfig
+from tlp.model.network import MTLTLP
 from tlp.programs.workloads import workload_from_module
+from tlp.registry import Registry
 
 TARGET = {"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 1}
 
@@ -68,4 +75,16 @@ def store(workloads: tuple[Workload, ...]) -> DuckDBStore:
         )
     tasks = tuple(NetworkTask(w.workload_id, f"task{i}", i + 1) for i, w in enumerate(workloads))
     made.add_network(Network("net", True, "dataset:test", now, tasks), list(workloads))
+    return made
+
+
+@pytest.fixture
+def registry(store: DuckDBStore, mlflow_settings: Settings, tmp_path: Path) -> Registry:
+    """Three versions, promoted one after the other."""
+    config = TLPConfig(("a",), words=64, dims=(8,), attention_heads=2, head_dims=(8,))
+    manifest = Manifest("x86_64", config.encoder_version, ("a",), {}, {"a": 1}, 1, (), "joint", None, (0,))
+    folder = Checkpoint(config, Vocabulary(), manifest, MTLTLP(config).state_dict()).save(tmp_path / "checkpoint")
+    made = Registry(mlflow_settings, store)
+    for _ in range(3):
+        made.promote("x86_64", made.register(Submission(folder, "x86_64")), reason="passed the gate")
     return made

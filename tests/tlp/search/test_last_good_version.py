@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import mlflow
@@ -15,29 +14,13 @@ from storage import Device, DeviceState, DuckDBStore
 from tests.tuning import tune_with
 from tlp.core.errors import RegistryError
 from tlp.core.fleet import Fleet
-from tlp.core.registry import Submission
 from tlp.core.settings import Settings
-from tlp.language.vocabulary import Vocabulary
-from tlp.model.checkpoint import WEIGHTS, Checkpoint, Manifest
-from tlp.model.config import TLPConfig
-from tlp.model.network import MTLTLP
+from tlp.model.checkpoint import WEIGHTS
 from tlp.registry import Registry
 from tlp.search.providers import CostModelProvider, open_provider
 from tlp.search.report import TuningProgress
 
 FAMILY, MODEL = "x86_64", "mtl-tlp-x86_64"
-
-
-@pytest.fixture
-def registry(store: DuckDBStore, mlflow_settings: Settings, tmp_path: Path) -> Registry:
-    """Three versions, promoted one after the other."""
-    config = TLPConfig(("a",), words=64, dims=(8,), attention_heads=2, head_dims=(8,))
-    manifest = Manifest(FAMILY, config.encoder_version, ("a",), {}, {"a": 1}, 1, (), "joint", None, (0,))
-    folder = Checkpoint(config, Vocabulary(), manifest, MTLTLP(config).state_dict()).save(tmp_path / "checkpoint")
-    made = Registry(mlflow_settings, store)
-    for _ in range(3):
-        made.promote(FAMILY, made.register(Submission(folder, FAMILY)), reason="passed the gate")
-    return made
 
 
 @pytest.fixture
