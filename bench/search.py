@@ -46,9 +46,8 @@ from tlp.programs.targets import detect_local_target
 from tlp.search.adaptation import Adaptation
 from tlp.search.array_scores import ArrayScores
 from tlp.search.array_search import ArraySearch
-from tlp.search.cost_model import Degraded, TLPCostModel
+from tlp.search.cost_model import Degraded, TLPCostModel, TraceReader
 from tlp.search.providers import CostModelProvider, XGBProvider
-from tlp.search.trace_reader import TraceReader
 from tlp.search.tvm_search import TVMEvolutionarySearch
 
 COUNT = 10

@@ -93,31 +93,31 @@ class Exponents:
 
     def broken(self, logs: Tensor) -> Tensor:
         """`(N, P)` logarithms of factors → `(N, constraints)`, each > 0 where it is broken."""
-        found = [(logs[:, column] - limit)[:, None] for column, limit in self._inner]
+        constraints = [(logs[:, column] - limit)[:, None] for column, limit in self._inner]
         for columns, constant, low, high in self.arrays.thread_limits:
             threads = logs[:, list(columns)].sum(dim=1, keepdim=True) + math.log(constant)
-            found += [threads - math.log(high), math.log(low) - threads]
-        return torch.cat([logs.new_zeros(len(logs), 1), *found], dim=1)
+            constraints += [threads - math.log(high), math.log(low) - threads]
+        return torch.cat([logs.new_zeros(len(logs), 1), *constraints], dim=1)
 
     def start(self, count: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
         """`(count, Z)` points, each prime's exponents uniform among those that add up to its power."""
-        found = np.zeros((count, self.count))
+        points = np.zeros((count, self.count))
         for p in self._primes:
             shares = rng.dirichlet(np.ones(len(p.columns)), size=count) * p.power
-            found[:, p.first : p.first + len(p.columns) - 1] = shares[:, 1:]
-        return found
+            points[:, p.first : p.first + len(p.columns) - 1] = shares[:, 1:]
+        return points
 
     def of(self, rows: IntArray) -> npt.NDArray[np.float64]:
         """`(N, D)` programs → `(N, Z)`."""
-        found = np.zeros((len(rows), self.count))
+        points = np.zeros((len(rows), self.count))
         for p in self._primes:
             for level, column in enumerate(p.columns[1:]):
                 left = rows[:, column].copy()
                 for _ in range(p.power):
                     divides = left % p.prime == 0
-                    found[divides, p.first + level] += 1
+                    points[divides, p.first + level] += 1
                     left = np.where(divides, left // p.prime, left)
-        return found
+        return points
 
     def project(self, unknowns: Tensor) -> None:
         """Move `(N, Z)` points to the nearest whose exponents are not negative and add up, in place."""

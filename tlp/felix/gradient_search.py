@@ -32,10 +32,9 @@ from tlp.felix.opinions import Chooser, Opinions
 from tlp.felix.scorer import FelixModel
 from tlp.language.arrays import IntArray
 from tlp.measure import Observation
-from tlp.search._pool import Pool
 from tlp.search.adaptation import TaskAdaptation
 from tlp.search.array_scores import ArrayModel, ArrayScores
-from tlp.search.array_search import ArraySearch, KnownProgram, matrix
+from tlp.search.array_search import ArraySearch, KnownProgram, Pool, matrix
 from tlp.search.cost_model import Degraded
 from tlp.search.posterior import Posterior
 from tlp.search.scoring import on_threads
@@ -151,11 +150,11 @@ class GradientSearch(ArraySearch):
         for sketch_id, pool in self._pools.items():
             self.cells.add(pool.arrays)
             self._exponents[sketch_id] = Exponents(pool.arrays)
-        self._order = self._timed("order", self._ranked_cells)
+        self._order = self._ranked_cells()
 
     def _ranked_cells(self) -> list[tuple[Pool, Places]]:
         """Cells of random programs: those of programs measured before, then by the other model's best scores there."""
-        found: list[tuple[float, int, Pool, Places]] = []
+        ranked: list[tuple[float, int, Pool, Places]] = []
         for sketch_id, pool in self._pools.items():
             arrays = pool.arrays
             known = matrix(self._good.get(sketch_id, ()), arrays.width)
@@ -167,9 +166,9 @@ class GradientSearch(ArraySearch):
             for index, values in enumerate(places):
                 own = np.sort(scores[owner.reshape(-1) == index])[::-1]
                 best = float(own[: max(len(own) // 10, 1)].mean())
-                found.append((best, len(own), pool, tuple(values.tolist())))
-        found.sort(key=lambda item: (-item[0], -item[1]))
-        return [(pool, places) for _, _, pool, places in found]
+                ranked.append((best, len(own), pool, tuple(values.tolist())))
+        ranked.sort(key=lambda item: (-item[0], -item[1]))
+        return [(pool, places) for _, _, pool, places in ranked]
 
     def _evolve(self) -> None:
         if not self.pays:
@@ -179,7 +178,7 @@ class GradientSearch(ArraySearch):
             return
         if (model := self._felix()) is not self._pooled.model:  # promoted or rolled back meanwhile
             self._pooled = FelixPool(model, self.cells)
-        self._timed("probe", self._activate)
+        self._activate()
         for pool in self._pools.values():
             pool.clear()
         unfit = {key: pool for key, pool in self._pools.items() if all(pool is not own for own, _ in self._active)}
@@ -207,7 +206,7 @@ class GradientSearch(ArraySearch):
                     self._order = [item for item in self._order if item[0] is not pool]
         if self._adaptation is not None:
             # Programs measured before may be in a hundred cells, and without formulas a program says nothing.
-            self._adaptation.learn_from(lambda one: self.cells.has(one.sketch, one.decisions))
+            self._adaptation.learn_from(lambda program: self.cells.has(program.sketch, program.decisions))
         if self._active and not self._prepared:
             self._prepared = True
             rows = [(cell.arrays.sketch, self._random_in(cell)) for _, cell in self._active]
@@ -219,10 +218,10 @@ class GradientSearch(ArraySearch):
         return self._programs(cell, rows)
 
     def _descend(self) -> None:
-        objective = self._timed("refit", self._objective)
-        starts = self._timed("start", lambda: self._draw_starts(objective))
+        objective = self._objective()
+        starts = self._draw_starts(objective)
         descent = Descent(starts, is_gpu=self.cells.is_gpu)
-        visited = self._timed("descend", lambda: descent.run(objective, steps=self._steps))
+        visited = descent.run(objective, steps=self._steps)
         for start, rows in zip(starts, visited, strict=True):
             pool = self._pools[start.cell.arrays.sketch.sketch_id]
             self._judge(pool, self._programs(start.cell, rows))
@@ -241,13 +240,13 @@ class GradientSearch(ArraySearch):
     def _varied(self, pool: Pool) -> IntArray:
         """The best programs of a sketch with each candidate of each categorical."""
         best = pool.rows[np.argsort(-pool.scores, kind="stable")[:_VARIED]]
-        found = [best[:0]]
+        variants = [best[:0]]
         for column, count in pool.arrays.categoricals:
             for value in range(count):
                 varied = best.copy()
                 varied[:, column] = value
-                found.append(varied)
-        return np.concatenate(found)
+                variants.append(varied)
+        return np.concatenate(variants)
 
     def _draw_starts(self, objective: Objective) -> list[Start]:
         """Half of them the most promising of those drawn, half as they come, some near what was measured."""

@@ -110,7 +110,7 @@ class TaskAdaptation:
         self._measured.extend(programs)
         if len(self._measured) > MEMORY:
             newest = self._measured[-MEMORY // 2 :]
-            fastest = sorted(self._measured[: -MEMORY // 2], key=lambda one: one.latency_s)[: MEMORY // 2]
+            fastest = sorted(self._measured[: -MEMORY // 2], key=lambda program: program.latency_s)[: MEMORY // 2]
             self._measured = [*fastest, *newest]
         self._posterior = None
 
@@ -147,16 +147,16 @@ class TaskAdaptation:
         return self._posterior
 
     def _learned(self, pool: Pool, scale: Scale) -> Posterior:
-        measured = [one for one in self._measured if self._usable is None or self._usable(one)]
+        measured = [p for p in self._measured if self._usable is None or self._usable(p)]
         if not measured:
             return Posterior.prior(scale, self._prior_gain())
         by_sketch: dict[str, list[Measured]] = {}
-        for one in measured:
-            by_sketch.setdefault(one.sketch.sketch_id, []).append(one)
+        for program in measured:
+            by_sketch.setdefault(program.sketch.sketch_id, []).append(program)
         groups = list(by_sketch.values())
-        rows = [np.array([one.decisions for one in group], np.int64).reshape(len(group), -1) for group in groups]
+        rows = [np.array([p.decisions for p in group], np.int64).reshape(len(group), -1) for group in groups]
         scores, hidden = _gathered(pool, [(group[0].sketch, part) for group, part in zip(groups, rows, strict=True)])
-        y = -np.log2([one.latency_s for group in groups for one in group])
+        y = -np.log2([p.latency_s for group in groups for p in group])
         return Posterior.fit(scale, scores, hidden, y, self._prior_gain())
 
 

@@ -54,7 +54,7 @@ class ArrayScores(ArrayModel):
     """The model of a tuning run, for one task.
 
     **Never raises, never returns a non-finite score**, as `TLPCostModel`: whatever goes wrong, random scores stand in
-    and `degraded` counts it. Only a waiting Ctrl-C or SIGTERM ends it (`_signals`).
+    and `degraded` counts it. Only a waiting Ctrl-C or SIGTERM ends it (`tlp.core.signals`).
 
     Args:
         scorer: called anew for every batch: the scorer in force. One with a method `pooled` (`tlp.search.scoring`) is
@@ -134,5 +134,5 @@ class ArrayScores(ArrayModel):
 
 def _pool_of(scorer: Scorer) -> Callable[[Sketch, Integers], Pooling] | None:
     """The scorer's way to score arrays, if it has one."""
-    found: Callable[[Sketch, Integers], Pooling] | None = getattr(scorer, "pooled", None)
-    return found
+    pool: Callable[[Sketch, Integers], Pooling] | None = getattr(scorer, "pooled", None)
+    return pool

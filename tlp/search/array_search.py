@@ -17,25 +17,21 @@ One call of `propose(n)`
 from __future__ import annotations
 
 import heapq
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 import numpy as np
 
 from storage import Program, Sketch, Workload
 from tlp.language.arrays import Arrays, IntArray
 from tlp.measure import Observation, Proposer
-from tlp.search._pool import Pool
-from tlp.search.array_scores import ArrayModel, ScoreArrays
+from tlp.search.array_scores import ArrayModel, Floats, ScoreArrays
 
 if TYPE_CHECKING:
     from tlp.programs.space import Candidate, DesignSpace
-
-T = TypeVar("T")
 
 EXAMPLES: Final = 64  # programs drawn by TVM when a task is opened: extents, special locations, a first population
 EPSILON: Final = 0.1  # share of random programs among those measured (Ansor's is 0.05, of ten)
@@ -45,14 +41,14 @@ _SURVIVORS: Final = 0.25  # of a population's places, for the best of the round 
 _FRESH: Final = 0.1  # of each generation, drawn at random
 _DRY: Final = 3  # rounds without one new program after which the space counts as exhausted
 _SHORTLIST: Final = 32  # programs per program wanted, the best of which the model may choose among
+_REJECTIONS: Final = 4  # of a value that TVM never accepted, after which it is not tried again
 _TRIES: Final = 20  # programs applied or passed over per program wanted, before a round ends with fewer
 
 
 @dataclass
-class Profile:
-    """Where the time of a search goes, seconds and counts; printed by `bench/search.py`."""
+class Counts:
+    """Programs that a search judged and applied, that TVM rejected, and that TVM corrected when they were applied."""
 
-    seconds: dict[str, float] = field(default_factory=dict)
     judged: int = 0
     applied: int = 0
     rejected: int = 0
@@ -66,6 +62,57 @@ class KnownProgram:
     sketch: Sketch
     decisions: tuple[int, ...]
     latency_s: float
+
+
+class Pool:
+    """Scored programs of one sketch, without repeats.
+
+    Args:
+        arrays: of the sketch.
+    """
+
+    def __init__(self, arrays: Arrays) -> None:
+        self.arrays = arrays
+        self.rows = np.empty((0, arrays.width), np.int64)
+        self.scores = np.empty(0)
+        self._known: set[bytes] = set()
+        self._banned: dict[tuple[int, bytes], list[int]] = {}  # (decision, its value) → [accepted, rejected]
+
+    def clear(self) -> None:
+        """Forget what was judged, not what TVM said."""
+        self.rows, self.scores = self.rows[:0], self.scores[:0]
+        self._known.clear()
+
+    def fresh(self, rows: IntArray) -> IntArray:
+        """Those rows that were not judged before, each once."""
+        fresh = []
+        for index, row in enumerate(np.ascontiguousarray(rows)):
+            key = row.tobytes()
+            if key not in self._known:
+                self._known.add(key)
+                fresh.append(index)
+        return rows[fresh]
+
+    def add(self, rows: IntArray, scores: Floats, keep: int) -> None:
+        """Take in judged rows; the `keep` best of all stay."""
+        self.rows = np.concatenate([self.rows, rows])
+        self.scores = np.concatenate([self.scores, scores])
+        if len(self.scores) > keep:
+            best = np.argsort(-self.scores, kind="stable")[:keep]
+            self.rows, self.scores = self.rows[best], self.scores[best]
+
+    def learn(self, row: IntArray, *, accepted: bool) -> None:
+        """What TVM said of a program."""
+        for index, value in enumerate(self.arrays.values(row)):
+            self._banned.setdefault((index, value), [0, 0])[0 if accepted else 1] += 1
+
+    def allowed(self, row: IntArray) -> bool:
+        """Whether none of its decisions has a value that TVM refused often and never took."""
+        for index, value in enumerate(self.arrays.values(row)):
+            accepted, rejected = self._banned.get((index, value), (0, 0))
+            if not accepted and rejected >= _REJECTIONS:
+                return False
+        return True
 
 
 class _Scored(NamedTuple):
@@ -116,7 +163,7 @@ class ArraySearch(Proposer):
         self._pools: dict[str, Pool] = {}
         self._good: dict[str, list[tuple[int, ...]]] = {}  # sketch → programs that ran here, to breed from
         self._dry = 0
-        self.profile = Profile()
+        self.counts = Counts()
 
     def propose(self, workload: Workload, count: int, measured: AbstractSet[str]) -> list[Candidate]:
         """See `Proposer.propose`."""
@@ -124,13 +171,13 @@ class ArraySearch(Proposer):
         if count < 1 or self._dry >= _DRY:
             return []
         if not self._pools:
-            self._timed("draw", self._open)
+            self._open()
         if not self._pools:
             return []
         self._evolve()
-        found = self._timed("apply", lambda: self._choose(count))
-        self._dry = 0 if found else self._dry + 1
-        return found if found or self._dry >= _DRY else self.propose(workload, count, measured)
+        candidates = self._choose(count)
+        self._dry = 0 if candidates else self._dry + 1
+        return candidates if candidates or self._dry >= _DRY else self.propose(workload, count, measured)
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """See `Proposer.observe`: programs that ran are bred from in the next rounds, the fastest of them."""
@@ -186,7 +233,7 @@ class ArraySearch(Proposer):
             parents = self._parents(list(pools.values()), population)
             for pool, chosen in zip(pools.values(), parents, strict=True):
                 if len(chosen):
-                    self._judge(pool, self._timed("breed", lambda p=pool, c=chosen: self._children(p, c)))  # type: ignore[misc]
+                    self._judge(pool, self._children(pool, chosen))
 
     @staticmethod
     def _shares(pools: Sequence[Pool], population: int) -> list[int]:
@@ -221,36 +268,35 @@ class ArraySearch(Proposer):
 
     def _judge(self, pool: Pool, rows: IntArray) -> None:
         """Score rows that were not judged before."""
-        fresh = self._timed("unique", lambda: pool.fresh(rows))
+        fresh = pool.fresh(rows)
         if len(fresh):
-            scores = self._timed("score", lambda: self._model(pool.arrays.sketch, fresh))
-            self.profile.judged += len(fresh)
-            pool.add(fresh, scores, self._population * 2)
+            self.counts.judged += len(fresh)
+            pool.add(fresh, self._model(pool.arrays.sketch, fresh), self._population * 2)
 
     # -- the choice -----------------------------------------------------------------------------------------------
     def _choose(self, count: int) -> list[Candidate]:
         """Apply the best that were never proposed, and some random ones, until there are `count`."""
         random = int(self._rng.binomial(count, self._epsilon)) if count > 1 else 0
-        found: dict[str, Candidate] = {}
-        self._take_best(count - random, found)
+        chosen: dict[str, Candidate] = {}
+        self._take_best(count - random, chosen)
         for _ in range(_TRIES * count):
-            if len(found) >= count:
+            if len(chosen) >= count:
                 break
             pool = list(self._pools.values())[self._rng.integers(len(self._pools))]
             candidate = self._build(pool, pool.arrays.random(1, self._rng)[0])
             if candidate is not None:
-                self._propose(candidate, found)
-        return list(found.values())
+                self._propose(candidate, chosen)
+        return list(chosen.values())
 
-    def _take_best(self, count: int, found: dict[str, Candidate]) -> None:
-        """In the model's order. A program that TVM put right when it was applied waits until its new score's turn."""
-        order = self._timed("pick", lambda: self._ranked(count))
-        aside: list[tuple[float, int, Candidate]] = []  # put right, not taken yet
+    def _take_best(self, count: int, chosen: dict[str, Candidate]) -> None:
+        """In the model's order. A program that TVM corrected when it was applied waits until its new score's turn."""
+        order = self._ranked(count)
+        aside: list[tuple[float, int, Candidate]] = []  # corrected, not taken yet
         failures = 0
         following = next(order, None)
-        while len(found) < count and failures < _TRIES * count and (following is not None or aside):
+        while len(chosen) < count and failures < _TRIES * count and (following is not None or aside):
             if aside and (following is None or -aside[0][0] >= following.score):
-                self._propose(heapq.heappop(aside)[2], found)
+                self._propose(heapq.heappop(aside)[2], chosen)
                 continue
             assert following is not None
             pool, row, _ = following
@@ -259,12 +305,12 @@ class ArraySearch(Proposer):
             if candidate is None:
                 failures += 1
             elif candidate.program.decisions == tuple(row.tolist()):
-                self._propose(candidate, found)
+                self._propose(candidate, chosen)
             else:
-                self.profile.corrected += 1
+                self.counts.corrected += 1
                 decisions = np.array([candidate.program.decisions], np.int64)
                 score = float(self._model(candidate.sketch, decisions)[0])
-                heapq.heappush(aside, (-score, self.profile.applied, candidate))
+                heapq.heappush(aside, (-score, self.counts.applied, candidate))
 
     def _ranked(self, count: int) -> Iterator[_Scored]:
         """Judged programs in the order they should be measured: the model's picks of a short list, then by score."""
@@ -302,24 +348,16 @@ class ArraySearch(Proposer):
         if not self._is_new(pool, row):
             return None
         candidate = self._space.build(sketch, row.tolist())
-        self.profile.applied += 1
-        self.profile.rejected += candidate is None
+        self.counts.applied += 1
+        self.counts.rejected += candidate is None
         pool.learn(row, accepted=candidate is not None)
         return candidate
 
-    def _propose(self, candidate: Candidate, found: dict[str, Candidate]) -> None:
+    def _propose(self, candidate: Candidate, chosen: dict[str, Candidate]) -> None:
         key = candidate.program.program_id
         if key not in self._measured:
             self._measured.add(key)
-            found[key] = candidate
-
-    def _timed(self, what: str, work: Callable[[], T]) -> T:
-        started = time.perf_counter()
-        try:
-            return work()
-        finally:
-            spent = time.perf_counter() - started
-            self.profile.seconds[what] = self.profile.seconds.get(what, 0.0) + spent
+            chosen[key] = candidate
 
 
 def matrix(rows: Sequence[Sequence[int]], width: int) -> IntArray:

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage import Sketch
+from tlp.core.errors import InvalidInputError
 from tlp.core.signals import check_interrupt
-from tlp.search.trace_reader import TraceReader
+from tlp.language.sketch import DecisionSlot, parse_sketch
 
 if TYPE_CHECKING:
     from tlp.programs.space import DesignSpace
@@ -84,12 +85,55 @@ def checked(raw: NDArray[np.float64], count: int) -> NDArray[np.float64]:
     return raw
 
 
+class TraceReader:
+    """Sketch and decisions of TVM schedules of one workload, fast: an evolutionary round asks for thousands.
+
+    `DesignSpace.from_schedule` turns a whole trace into JSON, about 2 ms. Within one search only a handful of sketches
+    occur, so the JSON is made once per sketch and a candidate costs the text of its instructions (the key) and its
+    decisions, about 0.2 ms.
+    """
+
+    def __init__(self, space: DesignSpace) -> None:
+        self._space = space
+        self._sketches: dict[str, tuple[Sketch, tuple[DecisionSlot, ...]]] = {}
+
+    def read(self, schedule: Any) -> tuple[Sketch, tuple[int, ...]]:
+        """Sketch and decision vector, equal to those of `DesignSpace.from_schedule(schedule)`.
+
+        Raises:
+            InvalidInputError: no trace, or a sampling instruction without a decision of its width.
+        """
+        from tvm.s_tir.schedule import Trace
+
+        if schedule.trace is None:
+            raise InvalidInputError("the schedule was made without a trace")
+        trace = schedule.trace.simplified(remove_postproc=True)
+        instructions = list(trace.insts)
+        # The printed form without decisions names every instruction with all inputs and attributes: equal text, equal
+        # sketch. It is the cheapest such thing that TVM offers.
+        key = str(Trace(instructions, {}))
+        known = self._sketches.get(key)
+        if known is None:
+            sketch = self._space.from_schedule(schedule).sketch
+            known = sketch, parse_sketch(sketch.instructions_json)[1]
+            self._sketches[key] = known
+        sketch, slots = known
+        decided = trace.decisions
+        vector: list[int] = []
+        for slot in slots:
+            value = decided.get(instructions[slot.instruction])
+            vector.extend([int(value)] if isinstance(value, int) else [int(v) for v in value or ()])
+            if len(vector) != slot.stop:
+                raise InvalidInputError(f"instruction {slot.instruction} ({slot.kind}) has decision {value}")
+        return sketch, tuple(vector)
+
+
 class TLPCostModel:
     """Scores candidates of one workload for TVM; `tvm_object` is the `PyCostModel` around it.
 
     **Never raises, never returns a non-finite score**: whatever goes wrong (a trace that cannot be read, a model that
     raises, returns NaN or the wrong number of scores), the batch gets random scores and `degraded` counts it. Only
-    a waiting Ctrl-C or SIGTERM ends it (`_signals`). Frozen: `update` learns nothing.
+    a waiting Ctrl-C or SIGTERM ends it (`tlp.core.signals`). Frozen: `update` learns nothing.
 
     Args:
         space: the design space whose programs are scored.

@@ -106,10 +106,10 @@ class Posterior:
         anchors = scale.standardised(hidden)
         distances = squared_distances(anchors, anchors)
         a0 = prior_gain(scale, gain)
-        found = [
+        fits = [
             _given(scale, anchors, distances, scores, y, a0, length, share) for length in LENGTHS for share in SHARES
         ]
-        return max(found, key=lambda item: item[0])[1]
+        return max(fits, key=lambda item: item[0])[1]
 
     def mean(self, scores: Array, hidden: Array) -> Array:
         """`(N,)` and `(N, D)` → `(N,)` expected -log2(latency): higher = faster."""
@@ -156,8 +156,8 @@ def prior_gain(scale: Scale, gain: float | None) -> float:
 def squared_distances(left: Array, right: Array) -> Array:
     """`(N, D)` and `(n, D)` → `(N, n)`."""
     products = left @ right.T
-    found: Array = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1)[None] - 2.0 * products
-    return np.clip(found, 0.0, None)
+    squares: Array = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1)[None]
+    return np.clip(squares - 2.0 * products, 0.0, None)
 
 
 def _given(

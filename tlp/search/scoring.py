@@ -43,10 +43,10 @@ class DeviceScorer:
 
         def pooled(sketch: Sketch, rows: npt.NDArray[np.int64]) -> Pooled:
             with on_threads(self._threads):
-                found = fast.pooled(sketch, rows)
-            if found is None:
+                programs = fast.pooled(sketch, rows)
+            if programs is None:
                 raise InvalidInputError("no programs to score")
-            return found
+            return programs
 
         return pooled
 

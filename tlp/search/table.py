@@ -1,13 +1,14 @@
 """The searches of `tlp tune --search` and the samplers of `tlp measure --sampler`: two tables.
 
 To add one: a module with a `tlp.measure.Proposer`, and a line here. A package above this one adds its own lines when
-it is imported, as `tlp.felix` does. This module is light, so that the command line can print the names.
+it is imported, as `tlp.felix` does. This module is light: `--help` prints its names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tlp.core.errors import InvalidInputError
@@ -50,53 +51,20 @@ class SamplerEntry:
     open: Callable[[Fleet, Device], Proposer]
 
 
-def _evolutionary(tuning: Tuning) -> Search:
-    from tlp.search.opening import EvolutionarySearch
-
-    return EvolutionarySearch(tuning)
-
-
-def _tvm(tuning: Tuning) -> Search:
-    from tlp.search.opening import TVMSearch
-
-    return TVMSearch(tuning)
-
-
-def _random(tuning: Tuning) -> Search:
-    from tlp.search.opening import RandomSearch
-
-    return RandomSearch(tuning)
+def _lazy(module: str, name: str) -> Callable[..., Any]:
+    """A function of a module of this package, which is imported when it is called."""
+    return lambda *args: getattr(import_module(f"tlp.search.{module}"), name)(*args)
 
 
 SEARCHES: Final[dict[str, SearchEntry]] = {
-    "evolutionary": SearchEntry("evolution over arrays, judged by the model", _evolutionary),
-    "tvm": SearchEntry("TVM's own evolutionary search", _tvm),
-    "random": SearchEntry("random programs", _random),
+    "evolutionary": SearchEntry("evolution over arrays, judged by the model", _lazy("opening", "EvolutionarySearch")),
+    "tvm": SearchEntry("TVM's own evolutionary search", _lazy("opening", "TVMSearch")),
+    "random": SearchEntry("random programs", _lazy("opening", "RandomSearch")),
 }
-
-
-def _random_sampler(fleet: Fleet, device: Device) -> Proposer:
-    from tlp.search.samplers import open_random
-
-    return open_random(fleet, device)
-
-
-def _evolutionary_sampler(fleet: Fleet, device: Device) -> Proposer:
-    from tlp.search.samplers import open_evolutionary
-
-    return open_evolutionary(fleet, device)
-
-
-def _select_sampler(fleet: Fleet, device: Device) -> Proposer:
-    from tlp.search.samplers import open_select
-
-    return open_select(fleet, device)
-
-
 SAMPLERS: Final[dict[str, SamplerEntry]] = {
-    "random": SamplerEntry("drawn from the design space", _random_sampler),
-    "evolutionary": SamplerEntry("fast ones, as the champion judges", _evolutionary_sampler),
-    "select": SamplerEntry("representative, new, uncertain and promising ones", _select_sampler),
+    "random": SamplerEntry("drawn from the design space", _lazy("samplers", "open_random")),
+    "evolutionary": SamplerEntry("fast ones, as the champion judges", _lazy("samplers", "open_evolutionary")),
+    "select": SamplerEntry("representative, new, uncertain and promising ones", _lazy("samplers", "open_select")),
 }
 DEFAULT_SAMPLER: Final = "select"
 """Of bootstrap: needs no champion, and is ahead of random choice at 25% of a pool (docs/sampling.md)."""

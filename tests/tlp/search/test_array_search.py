@@ -58,7 +58,7 @@ def test_the_best_come_first_and_none_twice(space: DesignSpace) -> None:
     assert scores(first).min() > np.quantile(random, 0.95)
     second = ask(search, 6)
     assert not set(ids(first)) & set(ids(second))
-    assert search.profile.judged > 300 and search.profile.applied < 40
+    assert search.counts.judged > 300 and search.counts.applied < 40
 
 
 def test_measured_programs_are_not_proposed(space: DesignSpace) -> None:
@@ -145,7 +145,7 @@ def test_what_tvm_always_rejects_is_not_tried_for_ever(space: DesignSpace, monke
         assert all(c.program.decisions[-1] != 2 for c in found)
     sketches = len(space.sketches)
     assert len(refused) <= 8 * sketches
-    assert search.profile.rejected == len(refused)
+    assert search.counts.rejected == len(refused)
 
 
 def test_what_tvm_puts_right_is_judged_anew(space: DesignSpace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,5 +163,5 @@ def test_what_tvm_puts_right_is_judged_anew(space: DesignSpace, monkeypatch: pyt
     monkeypatch.setattr(DesignSpace, "build", build)
     search = open_search(space, epsilon=0.0)
     found = ask(search, 4)
-    assert search.profile.corrected == 1
+    assert search.counts.corrected == 1
     assert worst.program.program_id not in ids(found)

@@ -25,9 +25,8 @@ from tlp.model.config import TLPConfig
 from tlp.model.network import MTLTLP
 from tlp.programs.space import DesignSpace
 from tlp.registry import ResolvedModel, UsableVersion
-from tlp.search.cost_model import Degraded, Scorer, ScoreScale, TLPCostModel
+from tlp.search.cost_model import Degraded, Scorer, ScoreScale, TLPCostModel, TraceReader
 from tlp.search.providers import RegistryProvider, open_provider
-from tlp.search.trace_reader import TraceReader
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 Items = Sequence[tuple[Sketch, tuple[int, ...]]]

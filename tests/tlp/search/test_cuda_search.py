@@ -251,7 +251,7 @@ def test_the_search_proposes_what_tvm_accepts(spaces: Spaces, monkeypatch: pytes
     found, search = run()
     ids = [candidate.program.program_id for candidate in found]
     assert len(set(ids)) == len(ids) == (4 if kind == "relu" else 12)
-    assert search.profile.rejected == 0 and search.profile.corrected == 0
+    assert search.counts.rejected == 0 and search.counts.corrected == 0
     for candidate in found:
         check(space, encoder, candidate.sketch, candidate.program.decisions)
     if kind == "softmax":  # the same again costs the drawing of examples
