@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from storage import Device
 from tlp.core.errors import InvalidInputError, ModelFormatError, NotFoundError, RegistryError, RegistryUnavailableError
-from tlp.core.registry import ModelRegistry, ResolvedModel
+from tlp.core.fleet import Fleet
+from tlp.core.registry import ResolvedModel
 from tlp.felix.config import KIND
 from tlp.felix.formulas import FormulaCount
 from tlp.felix.gradient_search import GradientSearch
@@ -15,67 +16,43 @@ from tlp.language.encoders import METASCHEDULE
 from tlp.measure import Proposer
 from tlp.search.adaptation import Adaptation
 from tlp.search.opening import Search, Task, Tuning
+from tlp.search.providers import InForce
 from tlp.training.decision import model_key
 
 
-class FelixChampion:
-    """The champion of the family's Felix models, or the last good version; each version is loaded once.
-
-    Args:
-        notice: told what a person should know about the versions used.
+class FelixChampion(InForce[FelixModel]):
+    """The champion of the family's Felix models.
 
     Attributes:
         versions: those used, in order.
     """
 
-    def __init__(self, registry: ModelRegistry, device: Device, notice: Callable[[str], None]) -> None:
-        self._registry = registry
-        self._device = device
-        self._notice = notice
-        self._loaded: tuple[int, FelixModel] | None = None
+    def __init__(self, fleet: Fleet, device: Device, notice: Callable[[str], None]) -> None:
+        super().__init__(fleet, model_key(device.family, METASCHEDULE, KIND), device, self._open, notice)
+        self._for = device
+        self._train = f"tlp train --device {device.name} --model felix"
         self.versions: list[str] = []
 
-    def __call__(self) -> FelixModel:
-        """The model in force now.
-
-        Raises:
-            NotFoundError, RegistryError: there is none to begin with. Once there was one, failing to look again is no
-                error.
-        """
-        key = model_key(self._device.family, METASCHEDULE, KIND)
+    def __call__(self) -> tuple[str, FelixModel]:
+        """See `InForce.__call__`."""
         try:
-            used = self._registry.usable(key, self._device.name, self._load)
-        # As in `RegistryProvider.refresh`: a run must survive whatever becomes of its model meanwhile.
-        except Exception as exc:
-            if self._loaded is None:
-                if isinstance(exc, NotFoundError | RegistryError) and not isinstance(exc, RegistryUnavailableError):
-                    needed = f"a search by gradient needs Felix's cost model: {exc.message}"
-                    raise type(exc)(needed, next_command=self._train) from exc
-                raise
-            kept = f"the run continues with version {self._loaded[0]}"
-            self._notice(f"the registry gave no usable Felix model ({exc}): {kept}")
-        else:
-            if used.fallback:
-                self._notice(used.fallback)
-        assert self._loaded is not None
-        return self._loaded[1]
+            return super().__call__()
+        except RegistryUnavailableError:
+            raise
+        except (NotFoundError, RegistryError) as exc:
+            needed = f"a search by gradient needs Felix's cost model: {exc.message}"
+            raise type(exc)(needed, next_command=self._train) from exc
 
-    @property
-    def _train(self) -> str:
-        return f"tlp train --device {self._device.name} --model felix"
-
-    def _load(self, version: ResolvedModel) -> FelixModel:
-        device = self._device
-        if self._loaded is None or self._loaded[0] != version.version:
-            try:
-                model = load_felix(version.checkpoint_dir, device.name, target=device.target, family=device.family)
-            except InvalidInputError as exc:  # of another family: no head of it may stand in
-                raise ModelFormatError(exc.message, next_command=self._train) from exc
-            self._loaded = version.version, model
-            self.versions.append(str(version.version))
-            if model.is_stand_in:
-                self._notice(f"Felix's model has no head for {device.name}: that of {model.head} stands in")
-        return self._loaded[1]
+    def _open(self, version: ResolvedModel) -> FelixModel:
+        device = self._for
+        try:
+            model = load_felix(version.checkpoint_dir, device.name, target=device.target, family=device.family)
+        except InvalidInputError as exc:  # of another family: no head of it may stand in
+            raise ModelFormatError(exc.message, next_command=self._train) from exc
+        self.versions.append(str(version.version))
+        if model.is_stand_in:
+            self._notice(f"Felix's model has no head for {device.name}: that of {model.head} stands in")
+        return model
 
 
 class FelixSearch(Search):
@@ -89,8 +66,8 @@ class FelixSearch(Search):
     def __init__(self, tuning: Tuning, *, mixed: bool, source: Callable[[], FelixModel] | None = None) -> None:
         super().__init__(tuning)
         self._mixed = mixed
-        self._champion = FelixChampion(tuning.fleet.registry, tuning.device, tuning.model.notice)
-        self._source = source or self._champion
+        self._champion = FelixChampion(tuning.fleet, tuning.device, tuning.model.notice)
+        self._source = source or (lambda: self._champion()[1])
         self._model: FelixModel | None = None
         self._felix_adaptation = None if tuning.params.frozen else Adaptation()  # another model, other scores
         self._count = FormulaCount()

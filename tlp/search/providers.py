@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from storage import Device
 from tlp.core.fleet import Fleet
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from tlp.programs.space import DesignSpace
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 WITHOUT_REGISTRY: Final = ("xgb", "random")
@@ -61,46 +63,91 @@ class CostModelProvider(ABC):
         return None
 
 
-class RegistryProvider(CostModelProvider):
-    """A registered model, looked up before every round: a roll-back takes effect on the next one.
+class InForce(Generic[T]):
+    """The version of a registered model that a run uses: looked up at each call, loaded once.
+
+    A champion that was deleted, whose alias points nowhere or whose files are gone is replaced by the last good version
+    (`Registry.usable`), with a notice. Once a version is loaded, failing to look again is no error: the run continues
+    with it, whatever became of its model meanwhile, and a notice says so.
 
     Args:
-        ref: `champion`, another alias or a version number.
-        resolve: what `ref` points at now: its version and a function that loads the scorer. Called once per round.
+        key: the family, or the key of another kind of model.
+        load: loads a version.
+        notice: told what a person should know about the versions used.
+        ref: an alias or a version number.
     """
 
-    def __init__(self, ref: str, resolve: Callable[[], tuple[str, Callable[[], Scorer]]], *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        key: str,
+        device: Device,
+        load: Callable[[ResolvedModel], T],
+        notice: Callable[[str], None],
+        ref: str = CHAMPION,
+    ) -> None:
+        self._registry = fleet.registry
+        self._key = key
+        self._device = device.name
+        self._load = load
+        self._notice = notice
+        self._ref = ref
+        self._loaded: tuple[int, T] | None = None
+
+    def __call__(self) -> tuple[str, T]:
+        """The version in force, and what loading it gave.
+
+        Raises:
+            NotFoundError, RegistryError: there is none to begin with.
+        """
+        try:
+            if self._ref != CHAMPION:
+                self._load_once(self._registry.resolve(self._key, self._device, self._ref))
+            elif fallback := self._registry.usable(self._key, self._device, self._load_once).fallback:
+                self._notice(fallback)
+        # A run must survive a registry that goes away, and a version promoted meanwhile that cannot be loaded.
+        except Exception as exc:
+            if self._loaded is None:
+                raise
+            kept = f"the run continues with version {self._loaded[0]}"
+            self._notice(f"the registry gave no usable model of {self._key} ({exc}): {kept}")
+        assert self._loaded is not None
+        return str(self._loaded[0]), self._loaded[1]
+
+    def _load_once(self, version: ResolvedModel) -> T:
+        if self._loaded is None or self._loaded[0] != version.version:
+            self._loaded = version.version, self._load(version)
+        return self._loaded[1]
+
+
+class RegistryProvider(CostModelProvider):
+    """A registered model, looked up before every round: a roll-back takes effect on the next one."""
+
+    def __init__(self, ref: str, fleet: Fleet, device: Device) -> None:
         super().__init__(ref)
-        self._resolve = resolve
-        self._seed = seed
-        self._current: tuple[Scorer, str] | None = None
+        self._seed = fleet.settings.seed
+        load = partial(_load_scorer, device=device, settings=fleet.settings)
+        self._in_force = InForce(fleet, device.family, device, load, self.notice, ref)
+        self._current: tuple[str, Scorer] | None = None
 
     def refresh(self) -> str:
         """See `CostModelProvider.refresh`."""
-        try:
-            version, load = self._resolve()
-            if self._current is None or self._current[1] != version:
-                self._current = load(), version
-        # A run must survive a registry that goes away, and a version promoted meanwhile that cannot be loaded.
-        except Exception as exc:
-            if self._current is None:
-                raise
-            self.notice(f"the registry gave no usable model ({exc}): the run continues with version {self._current[1]}")
-        return self._current[1]
+        self._current = self._in_force()
+        return self._current[0]
 
     def cost_model(self, space: DesignSpace) -> Any:
         """See `CostModelProvider.cost_model`."""
-        return TLPCostModel(space, self._in_force, self.degraded, seed=self._seed).tvm_object()
+        return TLPCostModel(space, self._now, self.degraded, seed=self._seed).tvm_object()
 
     def scorer(self) -> Scorer:
         """See `CostModelProvider.scorer`."""
-        return self._in_force()[0]
+        return self._now()[0]
 
-    def _in_force(self) -> tuple[Scorer, str]:
+    def _now(self) -> tuple[Scorer, str]:
         if self._current is None:
             self.refresh()
         assert self._current is not None
-        return self._current
+        return self._current[1], self._current[0]
 
 
 class XGBProvider(CostModelProvider):
@@ -134,10 +181,7 @@ class RandomProvider(CostModelProvider):
 
 
 def open_provider(ref: str, fleet: Fleet, device: Device) -> CostModelProvider:
-    """The provider for what a person typed after `--model`.
-
-    Nothing is looked up here: `refresh` raises if there is no such version. A champion that was deleted, whose alias
-    points nowhere or whose files are gone is replaced by the last good version (`Registry.usable`), with a notice.
+    """The provider for what a person typed after `--model`. Nothing is looked up here: `refresh` does.
 
     Args:
         ref: `xgb`, `random`, `champion` (the device's pin wins), another alias or a version number.
@@ -145,30 +189,10 @@ def open_provider(ref: str, fleet: Fleet, device: Device) -> CostModelProvider:
     """
     if ref == "xgb":
         return XGBProvider()
-    if ref == "random":
-        return RandomProvider(fleet.settings.seed)
-    loaded: dict[int, Scorer] = {}  # the version in force, which is looked up before every round
-
-    def load_once(version: ResolvedModel) -> Scorer:
-        scorer = loaded.get(version.version) or _load_scorer(version, device, fleet.settings)
-        loaded.clear()
-        loaded[version.version] = scorer
-        return scorer
-
-    def resolve() -> tuple[str, Callable[[], Scorer]]:
-        if ref != CHAMPION:
-            version = fleet.registry.resolve(device.family, device.name, ref)
-            return str(version.version), lambda: _load_scorer(version, device, fleet.settings)
-        used = fleet.registry.usable(device.family, device.name, load_once)
-        if used.fallback:
-            provider.notice(used.fallback)
-        return str(used.version), lambda: used.loaded
-
-    provider = RegistryProvider(ref, resolve, seed=fleet.settings.seed)
-    return provider
+    return RandomProvider(fleet.settings.seed) if ref == "random" else RegistryProvider(ref, fleet, device)
 
 
-def _load_scorer(version: ResolvedModel, device: Device, settings: Settings) -> Scorer:
+def _load_scorer(version: ResolvedModel, *, device: Device, settings: Settings) -> Scorer:
     from tlp.model.checkpoint import Checkpoint  # imports torch
     from tlp.model.inference import Precision
     from tlp.model.predictor import Predictor

@@ -66,12 +66,12 @@ def test_the_champion_of_felix_is_what_is_descended_through(
         assert f"formulas for {report['formulas']['cells']} kinds of programs" in shown
 
     notices: list[str] = []
-    champion = FelixChampion(registry, device, notices.append)
-    second = champion()
-    assert champion() is second  # loaded once
+    champion = FelixChampion(fleet_of(settings, store, registry), device, notices.append)
+    _, second = champion()
+    assert champion()[1] is second  # loaded once
     client = mlflow.MlflowClient(mlflow_server.url, mlflow_server.url)
     client.set_registered_model_alias(registry.model_name(KEY), "champion", "1")  # what MLflow's page sends
-    first = champion()
+    _, first = champion()
     assert first is not second
     assert not torch.equal(first.linear()[0], second.linear()[0])
     client.delete_registered_model_alias(registry.model_name(KEY), "champion")

@@ -13,6 +13,7 @@ import torch
 
 from storage import Device, DeviceState, DuckDBStore
 from tlp.core.errors import ModelFormatError
+from tlp.core.fleet import Fleet
 from tlp.core.registry import Submission
 from tlp.core.settings import Settings
 from tlp.felix.checkpoint import FelixCheckpoint
@@ -44,6 +45,11 @@ def device(target: dict[str, Any]) -> Device:
     return Device("c", target, "x86_64", 1, {}, {"kind": "fake"}, DeviceState.SERVING, datetime.now(UTC))
 
 
+def followed(registry: Registry, device: Device) -> tuple[FelixChampion, list[str]]:
+    provider = RandomProvider()
+    return FelixChampion(Fleet(Settings(), DuckDBStore(), registry), device, provider.notice), provider.notices
+
+
 def move_to_another_family(registry: Registry, version: int) -> None:
     path = registry.resolve(KEY, ref=version).checkpoint_dir / MANIFEST
     path.write_text(json.dumps(json.loads(path.read_text()) | {"family": "arm64"}))
@@ -52,7 +58,10 @@ def move_to_another_family(registry: Registry, version: int) -> None:
 def test_a_version_without_a_head_that_may_stand_in_is_passed_over(registry: Registry, device: Device) -> None:
     move_to_another_family(registry, 2)
     provider = RandomProvider()
-    champion, notices = FelixChampion(registry, device, provider.notice), provider.notices
+    champion, notices = (
+        FelixChampion(Fleet(Settings(), DuckDBStore(), registry), device, provider.notice),
+        provider.notices,
+    )
     champion()
     stands_in = "Felix's model has no head for c: that of a stands in"
     assert notices[0] == stands_in and "version 1, the last good one" in notices[1]
@@ -60,7 +69,10 @@ def test_a_version_without_a_head_that_may_stand_in_is_passed_over(registry: Reg
 
     move_to_another_family(registry, 1)
     provider = RandomProvider()
-    champion, notices = FelixChampion(registry, device, provider.notice), provider.notices
+    champion, notices = (
+        FelixChampion(Fleet(Settings(), DuckDBStore(), registry), device, provider.notice),
+        provider.notices,
+    )
     with pytest.raises(ModelFormatError, match="needs Felix's cost model") as raised:
         champion()
     assert raised.value.next_command == "tlp train --device c --model felix"
@@ -68,11 +80,14 @@ def test_a_version_without_a_head_that_may_stand_in_is_passed_over(registry: Reg
 
 def test_a_run_goes_on_when_the_model_is_deleted_and_says_so(registry: Registry, device: Device) -> None:
     provider = RandomProvider()
-    champion, notices = FelixChampion(registry, device, provider.notice), provider.notices
-    before = champion()
+    champion, notices = (
+        FelixChampion(Fleet(Settings(), DuckDBStore(), registry), device, provider.notice),
+        provider.notices,
+    )
+    _, before = champion()
     uri = registry._settings.mlflow_tracking_uri
     mlflow.MlflowClient(uri, uri).delete_registered_model(registry.model_name(KEY))
-    assert champion() is before and champion() is before
+    assert champion()[1] is before and champion()[1] is before
     assert ["continues with version 2" in said for said in notices] == [False, True]
 
 
@@ -80,12 +95,15 @@ def test_a_run_goes_on_when_looking_up_the_model_fails(
     registry: Registry, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     provider = RandomProvider()
-    champion, notices = FelixChampion(registry, device, provider.notice), provider.notices
-    before = champion()
+    champion, notices = (
+        FelixChampion(Fleet(Settings(), DuckDBStore(), registry), device, provider.notice),
+        provider.notices,
+    )
+    _, before = champion()
 
     def broken(*_args: object) -> None:
         raise ValueError("a fault")
 
     monkeypatch.setattr(registry, "usable", broken)
-    assert champion() is before
+    assert champion()[1] is before
     assert any("a fault" in said for said in notices)

@@ -26,7 +26,7 @@ from tlp.model.network import MTLTLP
 from tlp.programs.space import DesignSpace
 from tlp.registry import ResolvedModel, UsableVersion
 from tlp.search.cost_model import Degraded, Scorer, ScoreScale, TLPCostModel, TraceReader
-from tlp.search.providers import RegistryProvider, open_provider
+from tlp.search.providers import InForce, open_provider
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 Items = Sequence[tuple[Sketch, tuple[int, ...]]]
@@ -122,29 +122,35 @@ def test_signals_wait_for_the_end_of_the_search(space: DesignSpace, schedules: l
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_registry_provider_follows_the_alias_and_survives_the_registry() -> None:
-    now = {"version": "1"}
-    loaded = []
+def test_a_registered_model_is_followed_and_survives_the_registry(settings: Settings) -> None:
+    class Moving:
+        """A champion that moves, then a registry that is away."""
 
-    def resolve() -> tuple[str, Any]:
-        if now["version"] == "down":
-            raise RegistryUnavailableError("MLflow does not answer")
+        version = 1
 
-        def load() -> Scorer:
-            loaded.append(now["version"])
-            return by_sum
+        def usable(self, family: str, device: str, load: Callable[[ResolvedModel], Any]) -> UsableVersion[Any]:
+            if not self.version:
+                raise RegistryUnavailableError("MLflow does not answer")
+            return UsableVersion(self.version, load(ResolvedModel("mtl-tlp-x86_64", self.version, "champion", Path())))
 
-        return now["version"], load
+    loaded: list[int] = []
 
-    provider = RegistryProvider("champion", resolve)
-    assert [provider.refresh(), provider.refresh()] == ["1", "1"]
-    now["version"] = "2"
-    assert provider.refresh() == "2"
-    now["version"] = "down"
-    assert provider.refresh() == "2"
-    assert loaded == ["1", "2"]
+    def load(version: ResolvedModel) -> str:
+        loaded.append(version.version)
+        return f"scorer {version.version}"
+
+    registry, notices = Moving(), []
+    device = Device("a", {}, "x86_64", 1, {}, {}, DeviceState.SERVING, datetime.now(UTC))
+    fleet = Fleet(settings, DuckDBStore(), registry)  # type: ignore[arg-type]
+    in_force = InForce(fleet, "x86_64", device, load, notices.append)  # type: ignore[arg-type]
+    assert [in_force(), in_force()] == [("1", "scorer 1")] * 2
+    registry.version = 2
+    assert in_force() == ("2", "scorer 2")
+    registry.version = 0
+    assert in_force() == ("2", "scorer 2") and "continues with version 2" in notices[0]
+    assert loaded == [1, 2]
     with pytest.raises(RegistryUnavailableError):
-        RegistryProvider("champion", resolve).refresh()
+        InForce(fleet, "x86_64", device, load, notices.append)()  # type: ignore[arg-type]
 
 
 def test_fixed_provider_hands_out_tvm_cost_models(space: DesignSpace) -> None:
