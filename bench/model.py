@@ -102,8 +102,6 @@ VARIANTS = {
         "shipped, constant learning rate 7e-4", options=TrainOptions(learning_rate=7e-4, falling_rate=False)
     ),
     "no-mask": Variant("shipped, padded rows computed and summed", config=replace(BASE, mask_padding=False)),
-    "positions": Variant("shipped, a learned vector for each row's place", config=replace(BASE, positions=True)),
-    "common-head": Variant("shipped, a head in common beside the devices' own", config=replace(BASE, common_head=True)),
     "alone": Variant("shipped, one model per device (TLP)", alone=True),
 }
 

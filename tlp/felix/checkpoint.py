@@ -20,7 +20,8 @@ from tlp.core.errors import ModelFormatError
 from tlp.felix.config import FEATURE_VERSION, KIND, FelixConfig
 from tlp.felix.network import FelixNetwork
 from tlp.language.encoders import language_of
-from tlp.model.checkpoint import CONFIG, MANIFEST, Manifest, load_state, read_json, save_files
+from tlp.model.checkpoint import CONFIG, load_state, save_files
+from tlp.model.kinds import MANIFEST, Manifest, read_json
 
 
 @dataclass(frozen=True)

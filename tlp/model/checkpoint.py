@@ -11,10 +11,10 @@ Nothing is pickled. Loading checks everything before a tensor is used.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -28,147 +28,17 @@ from tlp.language.encoders import ANSOR, ENCODER_VERSIONS, language_of, make_enc
 from tlp.language.vocabulary import Vocabulary
 from tlp.model.config import TLPConfig
 from tlp.model.kinds import MANIFEST as MANIFEST
-from tlp.model.kinds import MTL_TLP
+from tlp.model.kinds import MTL_TLP, read_bytes, read_json
+from tlp.model.kinds import Manifest as Manifest
+from tlp.model.kinds import Model as Model
 from tlp.model.network import MTLTLP
 
 WEIGHTS = "weights.safetensors"
 CONFIG = "config.json"
 VOCABULARY = "vocabulary.json"
-FORMAT = 1
 KIND = MTL_TLP
-"""What the manifest of this model calls it; other models (`tlp.model.kinds`) have checkpoints of their own."""
 
 _AGAIN = "tlp train --from-scratch"
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """Where a checkpoint came from.
-
-    Attributes:
-        family: ISA family of its heads.
-        encoder_version: as in the config; stands here so that a reader of the manifest sees it.
-        heads: device names, as in the config.
-        targets: TVM target of each head's device.
-        samples: OK samples of each device in the snapshot it was trained on.
-        watermark: largest sequence number of that snapshot.
-        holdout: networks that were held out; empty if workloads were, by hash.
-        strategy: how the data entered the model (`joint`).
-        parent: version it was trained from, None if from scratch.
-        seeds: seeds of the training.
-        metrics: final figures, e.g. `train_loss`, `validation_top1`, `seconds`.
-        curves: one list per figure, one value per epoch.
-        watermarks: device → largest sequence number of its samples that the weights learned from, where that is less
-            than `watermark`: a head that a training kept and did not train.
-        format: version of the directory's layout.
-        kind: which model it is; manifests written before there was another have none.
-    """
-
-    family: str
-    encoder_version: str
-    heads: tuple[str, ...]
-    targets: Mapping[str, Mapping[str, Any]]
-    samples: Mapping[str, int]
-    watermark: int
-    holdout: tuple[str, ...]
-    strategy: str
-    parent: str | None
-    seeds: tuple[int, ...]
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    curves: Mapping[str, list[float]] = field(default_factory=dict)
-    watermarks: Mapping[str, int] = field(default_factory=dict)
-    format: int = FORMAT
-    kind: str = KIND
-
-    def learned_until(self, device: str) -> int:
-        """The largest sequence number of a device's samples that the weights learned from."""
-        return self.watermarks.get(device, self.watermark)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON; the inverse of `from_json`."""
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Manifest:
-        """A manifest from `to_json`'s value. Raises ModelFormatError."""
-        if value.get("format") != FORMAT:
-            raise ModelFormatError(
-                f"manifest.json is of format {value.get('format')!r}, this release reads format {FORMAT}",
-                next_command=_AGAIN,
-            )
-        for key, fits in _MANIFEST_FORM.items():
-            if key in value and not fits(value[key]):
-                raise ModelFormatError(
-                    f"manifest.json does not fit this release: {key} is {value[key]!r:.80}", next_command=_AGAIN
-                )
-        try:
-            fields: dict[str, Any] = {
-                key: tuple(v) if key in ("heads", "holdout", "seeds") else v for key, v in value.items()
-            }
-            return Manifest(**fields)
-        except TypeError as exc:
-            raise ModelFormatError(f"manifest.json does not fit this release: {exc}", next_command=_AGAIN) from exc
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 63
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float)
-
-
-def _is_mapping(value: Any) -> bool:
-    return isinstance(value, Mapping)
-
-
-def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and all(map(fits, value))
-
-
-def _mapping_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, Mapping) and all(map(fits, value.values()))
-
-
-_MANIFEST_FORM: Mapping[str, Callable[[Any], bool]] = {
-    "family": _is_text,
-    "encoder_version": _is_text,
-    "heads": _list_of(_is_text),
-    "targets": _mapping_of(_is_mapping),
-    "samples": _mapping_of(_is_count),
-    "watermark": _is_count,
-    "holdout": _list_of(_is_text),
-    "strategy": _is_text,
-    "parent": lambda value: value is None or isinstance(value, str),
-    "seeds": _list_of(_is_count),
-    "metrics": _mapping_of(_is_number),
-    "curves": _mapping_of(_list_of(_is_number)),
-    "watermarks": _mapping_of(_is_count),
-    "kind": _is_text,
-}
-
-
-class Model(Protocol):
-    """What is asked of a checkpoint whatever its kind (`tlp.model.kinds.load_model`)."""
-
-    @property
-    def manifest(self) -> Manifest:
-        """Where it came from."""
-
-    @property
-    def heads(self) -> tuple[str, ...]:
-        """Devices with a head, in order."""
-
-    @property
-    def encoder_version(self) -> str:
-        """What the network reads of a program; its language stands before the first hyphen."""
-
-    def save(self, directory: Path) -> Path:
-        """Write the files; the directory is made. Returns it."""
 
 
 @dataclass(frozen=True)
@@ -209,15 +79,8 @@ class Checkpoint:
 
     def save(self, directory: Path) -> Path:
         """Write the four files; the directory is made. Returns it."""
-        return save_files(
-            directory,
-            self.state,
-            {
-                CONFIG: self.config.to_json(),
-                VOCABULARY: self.vocabulary.to_json(),
-                MANIFEST: self.manifest.to_json(),
-            },
-        )
+        config, vocabulary, manifest = self.config.to_json(), self.vocabulary.to_json(), self.manifest.to_json()
+        return save_files(directory, self.state, {CONFIG: config, VOCABULARY: vocabulary, MANIFEST: manifest})
 
     @staticmethod
     def load(directory: Path) -> Checkpoint:
@@ -272,27 +135,6 @@ def save_files(directory: Path, state: Mapping[str, Tensor], documents: Mapping[
     return directory
 
 
-def _read(directory: Path, name: str) -> bytes:
-    try:
-        return (directory / name).read_bytes()
-    except OSError as exc:
-        raise ModelFormatError(
-            f"{directory} is not a complete model: {name} cannot be read ({exc.strerror})",
-            next_command="tlp model list",
-        ) from exc
-
-
-def read_json(directory: Path, name: str) -> dict[str, Any]:
-    """One of a checkpoint's JSON files. Raises ModelFormatError: it is missing, or no JSON object."""
-    try:
-        value = json.loads(_read(directory, name))
-    except ValueError as exc:
-        raise ModelFormatError(f"{directory / name} is damaged: {exc}", next_command="tlp model list") from exc
-    if not isinstance(value, dict):
-        raise ModelFormatError(f"{directory / name} is damaged: not a JSON object", next_command="tlp model list")
-    return value
-
-
 def load_state(directory: Path, expected_state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights of a checkpoint, as a network's state that only shapes matter of says.
 
@@ -300,7 +142,7 @@ def load_state(directory: Path, expected_state: Mapping[str, Tensor]) -> dict[st
         ModelFormatError: they are missing or damaged, of other names or shapes, or not finite.
     """
     try:
-        state: dict[str, Tensor] = load_tensors(_read(directory, WEIGHTS))
+        state: dict[str, Tensor] = load_tensors(read_bytes(directory, WEIGHTS))
     except SafetensorError as exc:
         raise ModelFormatError(f"{directory / WEIGHTS} is damaged: {exc}", next_command=_AGAIN) from exc
     expected = {key: tuple(value.shape) for key, value in expected_state.items()}

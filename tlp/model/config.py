@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from tlp.core.errors import InvalidInputError, ModelFormatError
 from tlp.language.metaschedule_encoder import ENCODER_VERSION, LAYOUTS, LENGTH, PAPER_ENCODER_VERSION, WIDTH
+from tlp.model.kinds import parsed
+
+Size = Annotated[int, Field(ge=0, le=1 << 20)]  # torch takes numbers beyond its integers badly
 
 
 @dataclass(frozen=True)
@@ -27,26 +32,22 @@ class TLPConfig:
         mask_padding: leave padding rows out of attention and sum. The paper sums over them.
         token_table: look tokens up in a table. The paper feeds the token's number to the first layer.
         dropout: probability used in training, after the embedding and in the residual blocks.
-        common_head: add the scores of a head that all devices share to each device's own.
         profile_bins: Q, bins of each number of the profile, for encoders that have one.
-        positions: add a learned vector of the row's place in the program to each row.
     """
 
     heads: tuple[str, ...]
     encoder_version: str = ENCODER_VERSION
-    length: int = LENGTH
-    width: int = WIDTH
-    words: int = 256
-    dims: tuple[int, ...] = (128, 128, 128)
-    attention_heads: int = 8
-    residual_blocks: int = 2
-    head_dims: tuple[int, ...] = (128, 64)
+    length: Size = LENGTH
+    width: Size = WIDTH
+    words: Size = 256
+    dims: tuple[Size, ...] = (128, 128, 128)
+    attention_heads: Size = 8
+    residual_blocks: Size = 2
+    head_dims: tuple[Size, ...] = (128, 64)
     mask_padding: bool = True
     token_table: bool = True
     dropout: float = 0.1
-    profile_bins: int = 8
-    common_head: bool = False
-    positions: bool = False
+    profile_bins: Size = 8
 
     def __post_init__(self) -> None:
         sizes = {"length": self.length, "width": self.width, "words": self.words, "heads": self.attention_heads}
@@ -92,40 +93,17 @@ class TLPConfig:
     def from_json(value: Mapping[str, Any]) -> TLPConfig:
         """A configuration from `to_json`'s value.
 
-        A key that came with a later release may be missing: its default is what the older network was.
-
         Raises:
             ModelFormatError: a key is missing or unknown, or a value is of the wrong type.
         """
-        known = TLPConfig(heads=()).to_json()
-        value = {key: known[key] for key in _LATER} | dict(value)
-        if set(value) != set(known):
-            missing, extra = sorted(set(known) - set(value)), sorted(set(value) - set(known))
-            raise ModelFormatError(
-                f"config.json does not fit this release: missing {missing}, unknown {extra}",
-                next_command="tlp train --from-scratch",
-            )
-        for key, default in known.items():
-            if not _fits(value[key], default, str if key == "heads" else int):
-                raise ModelFormatError(
-                    f"config.json: {key} is {value[key]!r:.80}, expected {type(default).__name__}",
-                    next_command="tlp train --from-scratch",
-                )
-        fields: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in value.items()}
+        value = {key: v for key, v in value.items() if key not in _DROPPED or v}
         try:
-            return TLPConfig(**fields)
+            return parsed(TLPConfig, value, "config.json", required=[entry.name for entry in fields(TLPConfig)])
         except InvalidInputError as exc:
             raise ModelFormatError(f"config.json: {exc.message}", next_command="tlp train --from-scratch") from exc
 
 
-_LATER = ("positions",)  # keys that checkpoints written before 2026-11-30 do not have
-_LARGEST = 1 << 20  # of anything that is counted; torch takes numbers beyond its integers badly
-
-
-def _fits(value: Any, default: Any, element: type) -> bool:
-    """Whether a value of config.json is of the type of its default."""
-    if isinstance(default, list):
-        return isinstance(value, list) and all(_fits(item, element(), element) for item in value)
-    if isinstance(default, float):
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    return type(value) is type(default) and (not isinstance(value, int) or abs(value) <= _LARGEST)
+_DROPPED = (
+    "common_head",
+    "positions",
+)  # switches that config.json had until 2026-11, off in every model

@@ -72,7 +72,7 @@ class Inference:
 
     def __init__(self, network: MTLTLP, precision: Precision = Precision.FLOAT32) -> None:
         if not self.fits(network):
-            raise InvalidInputError("dense scoring needs one head, a token table, masked padding and no common head")
+            raise InvalidInputError("dense scoring needs one head, a token table and masked padding")
         self._network = network
         self._dtype = precision.dtype()
         if network.profile_rows:
@@ -92,8 +92,7 @@ class Inference:
     def fits(network: MTLTLP) -> bool:
         """Whether the network is of the kind this computes (the shipped one is)."""
         config = network.config
-        plain = config.mask_padding and config.token_table and not config.positions and not config.common_head
-        return plain and len(config.heads) == 1
+        return config.mask_padding and config.token_table and len(config.heads) == 1
 
     def __call__(self, features: FloatArray) -> Pooled:
         """`(N, L, E)` encoded programs **of one sketch** → scores and pooled vectors."""

@@ -1,4 +1,4 @@
-"""The kinds of models: a table that the packages fill, by the `kind` of a checkpoint's manifest.
+"""The kinds of models: what they have in common, and the table that the packages fill.
 
 `mtl-tlp` is here; `felix` registers itself (`tlp.felix`). Imports neither torch nor mlflow.
 """
@@ -6,19 +6,122 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Annotated, Any, Final, Protocol, TypeVar
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from tlp.core.errors import ModelFormatError
 
-if TYPE_CHECKING:
-    from tlp.model.checkpoint import Model
+T = TypeVar("T")
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 MTL_TLP: Final = "mtl-tlp"
 """The kind that training and tuning take unless another is asked for."""
 MANIFEST: Final = "manifest.json"
+FORMAT: Final = 1
+_AGAIN: Final = "tlp train --from-scratch"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Where a checkpoint came from.
+
+    Attributes:
+        family: ISA family of its heads.
+        encoder_version: as in the config; stands here so that a reader of the manifest sees it.
+        heads: device names, as in the config.
+        targets: TVM target of each head's device.
+        samples: OK samples of each device in the snapshot it was trained on.
+        watermark: largest sequence number of that snapshot.
+        holdout: networks that were held out; empty if workloads were, by hash.
+        strategy: how the data entered the model (`joint`).
+        parent: version it was trained from, None if from scratch.
+        seeds: seeds of the training.
+        metrics: final figures, e.g. `train_loss`, `validation_top1`, `seconds`.
+        curves: one list per figure, one value per epoch.
+        watermarks: device → largest sequence number of its samples that the weights learned from, where that is less
+            than `watermark`: a head that a training kept and did not train.
+        format: version of the directory's layout.
+        kind: which model it is; manifests written before there was another have none.
+    """
+
+    family: str
+    encoder_version: str
+    heads: tuple[str, ...]
+    targets: Mapping[str, Mapping[str, Any]]
+    samples: Mapping[str, Count]
+    watermark: Count
+    holdout: tuple[str, ...]
+    strategy: str
+    parent: str | None
+    seeds: tuple[Count, ...]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    curves: Mapping[str, list[float]] = field(default_factory=dict)
+    watermarks: Mapping[str, Count] = field(default_factory=dict)
+    format: int = FORMAT
+    kind: str = MTL_TLP
+
+    def learned_until(self, device: str) -> int:
+        """The largest sequence number of a device's samples that the weights learned from."""
+        return self.watermarks.get(device, self.watermark)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON; the inverse of `from_json`."""
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Manifest:
+        """A manifest from `to_json`'s value. Raises ModelFormatError."""
+        if value.get("format") != FORMAT:
+            raise ModelFormatError(
+                f"{MANIFEST} is of format {value.get('format')!r}, this release reads format {FORMAT}",
+                next_command=_AGAIN,
+            )
+        return parsed(Manifest, value, MANIFEST)
+
+
+def parsed(form: type[T], value: Mapping[str, Any], name: str, required: Collection[str] = ()) -> T:
+    """A dataclass from a JSON document of a checkpoint.
+
+    Args:
+        name: of the document.
+        required: fields that the document must have although the dataclass has a default.
+
+    Raises:
+        ModelFormatError: a field is missing, unknown or of another type; the message has it.
+    """
+    names = {entry.name for entry in fields(form)}  # type: ignore[arg-type]  # a dataclass
+    problems = [f"{key} is missing" for key in required if key not in value]
+    problems += [f"{key} is unknown" for key in sorted(value.keys() - names)]
+    if not problems:
+        try:
+            return TypeAdapter(form).validate_json(json.dumps(value), strict=True)
+        except ValidationError as exc:
+            key, why = str(exc.errors()[0]["loc"][0]), exc.errors()[0]["msg"]
+            problems = [f"{key} is {value.get(key)!r:.80} ({why})"]
+    raise ModelFormatError(f"{name} does not fit this release: {problems[0]}", next_command=_AGAIN)
+
+
+class Model(Protocol):
+    """What every kind of model has."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """Where it came from."""
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """Devices with a head, in order."""
+
+    @property
+    def encoder_version(self) -> str:
+        """What the network reads of a program; its language stands before the first hyphen."""
+
+    def save(self, directory: Path) -> Path:
+        """Write the files; the directory is made. Returns it."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +156,28 @@ def register_kind(kind: Kind) -> None:
     KINDS[kind.name] = kind
 
 
+def read_bytes(directory: Path, name: str) -> bytes:
+    """One of a checkpoint's files. Raises ModelFormatError: it cannot be read."""
+    try:
+        return (directory / name).read_bytes()
+    except OSError as exc:
+        raise ModelFormatError(
+            f"{directory} is not a complete model: {name} cannot be read ({exc.strerror})",
+            next_command="tlp model list",
+        ) from exc
+
+
+def read_json(directory: Path, name: str) -> dict[str, Any]:
+    """One of a checkpoint's JSON files. Raises ModelFormatError: it is missing, or no JSON object."""
+    try:
+        value = json.loads(read_bytes(directory, name))
+    except ValueError as exc:
+        raise ModelFormatError(f"{directory / name} is damaged: {exc}", next_command="tlp model list") from exc
+    if not isinstance(value, dict):
+        raise ModelFormatError(f"{directory / name} is damaged: not a JSON object", next_command="tlp model list")
+    return value
+
+
 def load_model(directory: Path) -> Model:
     """Read and check a checkpoint directory of any kind.
 
@@ -60,8 +185,8 @@ def load_model(directory: Path) -> Model:
         ModelFormatError: a file is missing or damaged, or no registered kind is that of the manifest.
     """
     try:
-        name = json.loads((directory / MANIFEST).read_bytes()).get("kind", MTL_TLP)
-    except (OSError, ValueError, AttributeError):
+        name = read_json(directory, MANIFEST).get("kind", MTL_TLP)
+    except ModelFormatError:
         name = MTL_TLP  # its loader says best what is wrong
     kind = KINDS.get(str(name))
     if kind is None:

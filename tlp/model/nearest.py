@@ -13,45 +13,22 @@ from tlp.model.checkpoint import Model
 
 MIN_SHARED = 5  # programs of a workload that two devices must have in common for a rank correlation to say anything
 
-# x86-64 psABI level of LLVM's CPU names, by prefix; the first prefix that fits counts.
-_X86_LEVELS: tuple[tuple[str, int], ...] = (
-    ("x86-64-v4", 4),
-    ("x86-64-v3", 3),
-    ("x86-64-v2", 2),
-    ("x86-64", 1),
-    ("znver4", 4),
-    ("znver5", 4),
-    ("znver", 3),
-    ("skylake-avx512", 4),
-    ("cascadelake", 4),
-    ("cooperlake", 4),
-    ("cannonlake", 4),
-    ("icelake", 4),
-    ("rocketlake", 4),
-    ("tigerlake", 4),
-    ("sapphirerapids", 4),
-    ("emeraldrapids", 4),
-    ("graniterapids", 4),
-    ("diamondrapids", 4),
-    ("knl", 3),
-    ("knm", 3),
-    ("haswell", 3),
-    ("broadwell", 3),
-    ("skylake", 3),
-    ("core-avx2", 3),
-    ("alderlake", 3),
-    ("raptorlake", 3),
-    ("meteorlake", 3),
-    ("arrowlake", 3),
-    ("lunarlake", 3),
-    ("bdver4", 3),
-)
+# x86-64 psABI level of LLVM's CPU names, by prefix; the longest prefix that fits counts.
+_X86_LEVELS = {
+    4: "x86-64-v4 znver4 znver5 skylake-avx512 cascadelake cooperlake cannonlake icelake rocketlake tigerlake "
+    "sapphirerapids emeraldrapids graniterapids diamondrapids",
+    3: "x86-64-v3 znver knl knm haswell broadwell skylake core-avx2 alderlake raptorlake meteorlake arrowlake lunarlake "
+    "bdver4",
+    2: "x86-64-v2",
+    1: "x86-64",
+}
 
 
 def x86_level(target: Mapping[str, Any]) -> int:
     """The vector level of an x86 target, 1 to 4 (x86-64-v1 … v4); AVX-512 or AVX2 switched off counts."""
     mcpu = str(target.get("mcpu", ""))
-    level = next((level for prefix, level in _X86_LEVELS if mcpu.startswith(prefix)), 2)
+    known = ((prefix, level) for level, names in _X86_LEVELS.items() for prefix in names.split())
+    level = max(((len(prefix), level) for prefix, level in known if mcpu.startswith(prefix)), default=(0, 2))[1]
     off = set(target.get("mattr", ()))
     if level == 4 and "-avx512f" in off:
         level = 3

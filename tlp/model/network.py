@@ -17,15 +17,14 @@ Notation
         ReLU, → … → C, ReLU each                                               every row alone
       → multi-head attention over the rows of one program, + skip              the only place where rows meet
       → 2 × (Linear C→C, ReLU, + skip)                                         every row alone
-      → per device: C→128→64→1 (+ one for all devices, if there is one)        every row alone
+      → per device: C→128→64→1                                                 every row alone
       → sum over the rows in use                                               (B, H)
 
 What is done per row is done on the T rows in use only. Differences from the paper, each switched by `TLPConfig`:
 padding is masked (the paper adds its rows to the sum), tokens are looked up (the paper feeds their numbers in), and
 encoders with a profile (`tlp.language.profile`) add it to every row, each of its numbers spread over bins: between the
 edges of a bin it rises from -1 to 1 (Gorishniy et al. 2022, "On embeddings for numerical features", §3.2). An MLP on
-plain numbers ranks worse than trees here; on these it ranks better. With `common_head` a device's score is a common
-head's plus its own head's, which begins at nothing; cross-validation saw no gain in it, so it is off.
+plain numbers ranks worse than trees here; on these it ranks better.
 """
 
 from __future__ import annotations
@@ -103,13 +102,6 @@ def _head(width: int, dims: tuple[int, ...]) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def _start_at_zero(head: nn.Module) -> None:
-    """Let a head add nothing to the common one until it has learned to."""
-    *_, last = head.children()
-    for parameter in last.parameters():
-        nn.init.zeros_(parameter)
-
-
 class MTLTLP(nn.Module):
     """Shared trunk, one head per device.
 
@@ -138,17 +130,12 @@ class MTLTLP(nn.Module):
         else:
             inputs = config.width
         self.input = nn.Linear(inputs, first)
-        self.places = nn.Embedding(config.length, first) if config.positions else None
         self.embed = nn.ModuleList(nn.Linear(a, b) for a, b in zip(config.dims, rest, strict=False))
         self.attention_in = nn.Linear(channels, 3 * channels)
         self.attention_out = nn.Linear(channels, channels)
         self.residuals = nn.ModuleList(_Residual(channels, config.dropout) for _ in range(config.residual_blocks))
         self.dropout = nn.Dropout(config.dropout)
-        self.common = _head(channels, config.head_dims) if config.common_head else None
         self.heads = nn.ModuleList(_head(channels, config.head_dims) for _ in config.heads)
-        if config.common_head:
-            for head in self.heads:
-                _start_at_zero(head)
 
     @property
     def head_names(self) -> tuple[str, ...]:
@@ -164,8 +151,6 @@ class MTLTLP(nn.Module):
         if name in self.config.heads:
             raise InvalidInputError(f"the model has a head for {name!r} already: {', '.join(self.config.heads)}")
         head = _head(self.config.dims[-1], self.config.head_dims)
-        if self.config.common_head:
-            _start_at_zero(head)
         if from_head is not None:
             if from_head not in self.config.heads:
                 raise InvalidInputError(f"the model has no head {from_head!r}, only {', '.join(self.config.heads)}")
@@ -204,16 +189,11 @@ class MTLTLP(nn.Module):
         counts = mask.sum(dim=1)
         program = torch.arange(B, device=x.device).repeat_interleave(counts)  # (T,)
         added = None if profile is None else profile[program]  # (T, first)
-        if self.places is not None:
-            place = self.places(mask.nonzero()[:, 1])
-            added = place if added is None else added + place
         rows = self._rows(x[mask], added)  # (T, C)
         rows = rows + self._attend(rows, mask)
         for block in self.residuals:
             rows = block(rows)
         scores = torch.cat([head(rows) for head in self.heads], dim=-1)  # (T, H)
-        if self.common is not None:
-            scores = scores + self.common(rows)
         return torch.zeros(B, len(self.heads), device=x.device, dtype=scores.dtype).index_add(0, program, scores)
 
     def calibrate(self, x: Tensor) -> None:

@@ -12,10 +12,9 @@ import torch
 
 from storage import Sketch
 from tlp.model.checkpoint import Checkpoint
-from tlp.model.device import open_device
 from tlp.model.inference import Inference, Pooled, Precision
 from tlp.model.nearest import nearest_head
-from tlp.model.shards import Shards
+from tlp.model.shards import Shards, open_device
 
 BATCH = 256  # programs scored at once by one thread; scores do not depend on how many threads there are
 

@@ -1,4 +1,4 @@
-"""Parts of a batch side by side: one thread of Python and one of torch for each part.
+"""Where torch computes, and parts of a batch side by side: one thread of Python and one of torch for each part.
 
 torch would rather split every single operation over its threads. A training step has some 400 of them, most well
 under a millisecond, and each ends with all threads waiting for the last: small operations gain nothing, and as soon
@@ -14,6 +14,8 @@ from contextlib import ExitStack, contextmanager
 from typing import TypeVar
 
 import torch
+
+from tlp.core.errors import InvalidInputError
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -68,3 +70,21 @@ def split_evenly(items: Sequence[T], sizes: Sequence[int], parts: int) -> list[l
         chosen[lightest].append(items[index])
         loads[lightest] += sizes[index]
     return [part for part in chosen if part]
+
+
+def open_device(name: str) -> torch.device:
+    """The device of that name (`cpu`, `cuda`, `cuda:1`), tried out.
+
+    Raises:
+        InvalidInputError: this torch or this machine does not have it.
+    """
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError) as exc:  # torch raises any of these, by device
+        why = str(exc).strip().splitlines()
+        raise InvalidInputError(
+            f"torch cannot compute on torch_device {name!r} here: {why[0] if why else type(exc).__name__}",
+            next_command="TLP_TORCH_DEVICE=cpu tlp train",
+        ) from exc
+    return device

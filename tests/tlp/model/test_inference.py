@@ -71,7 +71,7 @@ def test_half_precision_keeps_the_order() -> None:
     assert order > 0.99 and not np.array_equal(exact, half)
 
 
-@pytest.mark.parametrize("more", [{"common_head": True}, {"positions": True}, {"mask_padding": False}])
+@pytest.mark.parametrize("more", [{"token_table": False}, {"mask_padding": False}])
 def test_a_network_it_cannot_compute_is_refused(more: dict[str, bool]) -> None:
     made = network(0, **more)
     assert not Inference.fits(made)

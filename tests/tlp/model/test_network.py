@@ -70,7 +70,7 @@ def reference(network: MTLTLP, x: Tensor) -> Tensor:
         profile = profile_reference(network, program[: config.profile_rows]) if config.profile_rows else 0.0
         used = [row for row in primitives if bool(row[layout.KIND].any()) or not config.mask_padding]
         embedded = []
-        for place, row in enumerate(used):
+        for row in used:
             if config.token_table:
                 numbers = (row[layout.SCALARS.start :] - network.mean) * network.scale
                 numbers = torch.cat([row[layout.KIND], numbers])
@@ -81,8 +81,6 @@ def reference(network: MTLTLP, x: Tensor) -> Tensor:
             else:
                 h = linear(network.input, row)
             h = h + profile
-            if network.places is not None:
-                h = h + network.places.weight[place]
             for layer in network.embed:
                 h = linear(layer, h.clamp_min(0.0))
             embedded.append(h.clamp_min(0.0))
@@ -104,11 +102,6 @@ def reference(network: MTLTLP, x: Tensor) -> Tensor:
                 for layer in head_layers:
                     value = value.clamp_min(0.0) if isinstance(layer, nn.ReLU) else linear(layer, value)
                 scores[b, column] += value[0]
-                if network.common is not None:
-                    value = h
-                    for layer in network.common:
-                        value = value.clamp_min(0.0) if isinstance(layer, nn.ReLU) else linear(layer, value)
-                    scores[b, column] += value[0]
     return scores
 
 
@@ -116,8 +109,6 @@ def reference(network: MTLTLP, x: Tensor) -> Tensor:
     "config",
     [
         PROFILED,
-        replace(PROFILED, common_head=True),
-        replace(PROFILED, positions=True),
         TINY,
         replace(TINY, mask_padding=False, token_table=False),
         replace(TINY, residual_blocks=2),

@@ -26,10 +26,9 @@ from torch import Tensor, nn
 
 from tlp.core.errors import InvalidInputError
 from tlp.core.settings import Settings
-from tlp.model.device import open_device
 from tlp.model.losses import LOSSES, distillation
 from tlp.model.network import MTLTLP
-from tlp.model.shards import Shards, split_evenly
+from tlp.model.shards import Shards, open_device, split_evenly
 from tlp.training.data.dataset import FEATURE_CACHE_BYTES, Dataset
 from tlp.training.learn.dropout import OwnDropout
 
