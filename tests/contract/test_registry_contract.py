@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from storage import Actor, MemoryStore
+from storage import Actor, DuckDBStore
 from tests.tlp.registry.helpers import write_checkpoint
 from tlp.core.errors import InvalidInputError, ModelFormatError, NotFoundError
 from tlp.core.registry import ModelRegistry, ResolvedModel, Submission, VersionFacts
@@ -22,7 +22,7 @@ FAMILY, MODEL = "x86_64", "mtl-tlp-x86_64"
 def registry(request: pytest.FixtureRequest, tmp_path: Path) -> ModelRegistry:
     if request.param == "folder":
         return FakeRegistry(tmp_path / "registry")
-    return Registry(request.getfixturevalue("mlflow_settings"), MemoryStore())
+    return Registry(request.getfixturevalue("mlflow_settings"), DuckDBStore())
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ MIN_SHARED = 5  # programs of a workload that two devices must have in common fo
 _X86_LEVELS = {
     4: "x86-64-v4 znver4 znver5 skylake-avx512 cascadelake cooperlake cannonlake icelake rocketlake tigerlake "
     "sapphirerapids emeraldrapids graniterapids diamondrapids",
-    3: "x86-64-v3 znver knl knm haswell broadwell skylake core-avx2 alderlake raptorlake meteorlake arrowlake lunarlake "
-    "bdver4",
+    3: "x86-64-v3 znver knl knm haswell broadwell skylake core-avx2 alderlake raptorlake meteorlake arrowlake "
+    "lunarlake bdver4",
     2: "x86-64-v2",
     1: "x86-64",
 }

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from storage import DuckDBStore
+from tests.tlp.registry.helpers import write_checkpoint
 from tlp.core.settings import Settings
 from tlp.registry import Registry
-
-if TYPE_CHECKING:
-    pass
-
-from tests.tlp.registry.helpers import write_checkpoint
 
 
 @pytest.fixture

@@ -6,17 +6,12 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import mlflow
 
 from tlp.core.registry import Submission
 from tlp.core.settings import Settings
 from tlp.registry import Registry
-
-if TYPE_CHECKING:
-    pass
-
 
 FAMILY = "x86_64"
 MODEL = "mtl-tlp-x86_64"

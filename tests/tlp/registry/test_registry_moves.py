@@ -5,22 +5,17 @@ from __future__ import annotations
 import signal
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from storage import Actor, DuckDBStore, ModelEvent
+from tests.tlp.registry.helpers import FAMILY, MODEL, add_versions, client_of, moves, run_python
 from tlp.core.errors import InvalidInputError, NotFoundError
 from tlp.core.settings import Settings
 from tlp.registry import Registry
 from tlp.registry import moves as history
-
-if TYPE_CHECKING:
-    pass
-
-from tests.tlp.registry.helpers import FAMILY, MODEL, add_versions, client_of, moves, run_python
 
 
 class TestPromote:

@@ -14,7 +14,7 @@ import pytest
 from storage import DuckDBStore
 from tlp.core.errors import NotFoundError
 from tlp.core.settings import Settings
-from tlp.registry import Registry, model_name
+from tlp.registry import Registry, model_name, models_at
 from tlp.registry import mlflow as door
 
 if TYPE_CHECKING:
@@ -73,6 +73,8 @@ class TestServer:
             found = Registry(settings, DuckDBStore()).resolve(family)
             assert found.version == 1
             assert (found.checkpoint_dir / "weights.safetensors").read_text() == "weights"
+        (row,) = [row for row in models_at(DuckDBStore(), mlflow_server.url)[0] if row["name"] == model_name(family)]
+        assert row == {"name": model_name(family), "champion_version": "1", "versions": 2, "pins": {}}  # `tlp status`
         registry.reconcile()
         assert moves(registry, family)[-1] == ("champion", "2", "1", "person")
         assert registry.show(family, 2).rejected

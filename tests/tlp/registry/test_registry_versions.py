@@ -6,21 +6,17 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from storage import Actor, DuckDBStore
+from tests.tlp.registry.helpers import FAMILY, MODEL, add_versions, client_of, run_python
 from tlp.core.errors import InvalidInputError, NotFoundError, RegistryError, RegistryUnavailableError
 from tlp.core.registry import RunRecord, Submission
 from tlp.core.settings import Settings
 from tlp.registry import Registry, VersionFacts
 from tlp.registry.mlflow import OWNER_TAG, mlflow_run
-
-if TYPE_CHECKING:
-    pass
-
-from tests.tlp.registry.helpers import FAMILY, MODEL, add_versions, client_of, run_python
 
 
 class TestRegister:
