@@ -76,12 +76,12 @@ def deploy(settings: Settings) -> dict[str, Any]:
             deleted = _drop_old_schedules(client, slugs)
     except (PrefectException, httpx.HTTPError) as exc:
         raise ServiceError(f"Prefect at {url} refused: {type(exc).__name__} {exc}", next_command="tlp doctor") from exc
-    scheduled = sorted(name for name, found in slugs.items() if found)
+    scheduled = sorted(name for name in slugs if slugs[name])
     settings.deployed_path.write_text(json.dumps({"api_url": url, "scheduled": scheduled}))
     return {
         "api_url": url,
         "work_pool": WORK_POOL,
-        "deployments": {name: sorted(found) for name, found in slugs.items()},
+        "deployments": {name: sorted(schedules) for name, schedules in slugs.items()},
         "deleted_schedules": deleted,
     }
 
@@ -95,13 +95,8 @@ def _ensure_pool(client: SyncPrefectClient) -> None:
 
 def _prefect_deploy(settings: Settings, url: str, path: Path) -> None:
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(path)]
-    environment = os.environ | {
-        "PREFECT_API_URL": url,
-        "PREFECT_HOME": str(settings.prefect_dir),
-        "TLP_PROJECT_DIR": str(PROJECT_DIR),
-        "DO_NOT_TRACK": "true",
-        "NO_COLOR": "1",
-    }
+    ours = {"PREFECT_API_URL": url, "TLP_PROJECT_DIR": str(PROJECT_DIR), "NO_COLOR": "1"}
+    environment = os.environ | services.prefect_env(settings) | ours
     done = subprocess.run(
         command,
         cwd=PROJECT_DIR,

@@ -38,12 +38,12 @@ def ask(kind: type[RequestT], **fields: Any) -> RequestT:
 def prepare_prefect() -> None:
     """Set what Prefect reads when it is imported; a home that cannot be used is refused before that (0.9 s)."""
     from tlp.core.home import open_home
+    from tlp.services import prefect_env
 
     settings = get_settings()
     open_home(settings)
-    os.environ.setdefault("PREFECT_HOME", str(settings.prefect_dir))
-    os.environ.setdefault("DO_NOT_TRACK", "true")
-    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+    for name, value in prefect_env(settings).items():
+        os.environ.setdefault(name, value)
     if not state.verbose:  # a failure is reported once, by us
         os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
 

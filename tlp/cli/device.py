@@ -6,8 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
+from storage import DeviceState, ReasonCode
 from tlp.cli._context import open_all
 from tlp.cli._output import Output, command, group, state
+from tlp.core.errors import UserError
+from tlp.core.fleet import Fleet
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Device name.")]
 
@@ -15,7 +18,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Device name.")]
 def app() -> typer.Typer:
     """The group."""
     sub = group("device", "The devices of the fleet.", example="tlp device enroll workstation")
-    command(sub, "enroll", example="tlp device enroll workstation --min-samples 20000")(enroll)
+    command(sub, "enroll", example="tlp device enroll workstation --min-samples 20000")(enroll_device)
     command(sub, "list", example="tlp device list --json")(list_devices)
     command(sub, "show", example="tlp device show workstation")(show)
     command(sub, "retire", example='tlp device retire workstation --reason "sold"')(retire)
@@ -23,7 +26,7 @@ def app() -> typer.Typer:
     return sub
 
 
-def enroll(
+def enroll_device(
     name: Name,
     target: Annotated[
         str | None,
@@ -57,10 +60,7 @@ def enroll(
     (tracker, key, free server, kernel compiled, uploaded, run, result) and the step that fails is named; several boards
     of one key are one device and measure in parallel.
     """
-    from tlp.core.errors import UserError
-    from tlp.measure import enroll as logic
-    from tlp.measure import enroll_rpc
-    from tlp.report import fleet as tables
+    from tlp.measure import enroll, enroll_rpc
 
     if (tracker is None) != (key is None) or (cc is not None and tracker is None):
         raise UserError(
@@ -68,20 +68,12 @@ def enroll(
             next_command=f"tlp device enroll {name} --tracker HOST:9190 --key rpi4 --target raspberry-pi/4b-aarch64",
         )
     fleet = open_all()
+    given: dict[str, Any] = {"target": target, "min_samples": min_samples}
     if tracker is not None and key is not None:
-        device = enroll_rpc.enroll_rpc(
-            fleet,
-            name,
-            target=target,
-            tracker=tracker,
-            key=key,
-            cc=cc,
-            min_samples=min_samples,
-        )
+        enroll_rpc.enroll_rpc(fleet, name, tracker=tracker, key=key, cc=cc, **given)
     else:
-        device = logic.enroll(fleet, name, target=target, min_samples=min_samples)
-    detail = _detail(device.name)
-    return Output(detail, lambda: [*tables.device_detail(detail), f"next: tlp measure {name} --samples 100"])
+        enroll.enroll(fleet, name, **given)
+    return _shown(fleet, name, f"next: tlp measure {name} --samples 100")
 
 
 def list_devices() -> Output:
@@ -95,21 +87,16 @@ def list_devices() -> Output:
 
 def show(name: Name) -> Output:
     """Show one device: state, quota, target, facts and history."""
-    from tlp.report import fleet as tables
-
-    detail = _detail(name)
-    return Output(detail, lambda: tables.device_detail(detail, verbose=state.verbose))
+    return _shown(open_all(), name)
 
 
 def retire(
     name: Name, reason: Annotated[str, typer.Option(help="Why; goes into its history.")] = "retired by a person"
 ) -> Output:
     """Give a device no new work; its samples and its head in the model are kept."""
-    from storage import DeviceState, ReasonCode
-
     fleet = open_all()
     fleet.store.set_device_state(name, DeviceState.RETIRED, reason, code=ReasonCode.RETIRED)
-    return show(name)
+    return _shown(fleet, name)
 
 
 def resume(
@@ -129,10 +116,12 @@ def resume(
         runs.resume(fleet.store, name, reason)
     if rebase_canary:
         canary.rebase(fleet.store, name, reason)
-    return show(name)
+    return _shown(fleet, name)
 
 
-def _detail(name: str) -> dict[str, Any]:
+def _shown(fleet: Fleet, name: str, *more: str) -> Output:
+    from tlp.report import fleet as tables
     from tlp.services import status
 
-    return status.device_detail(open_all(), name)
+    detail = status.device_detail(fleet, name)
+    return Output(detail, lambda: [*tables.device_detail(detail, verbose=state.verbose), *more])

@@ -6,10 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
+from storage import Actor, ModelEvent
 from tlp.cli._context import open_all
 from tlp.cli._output import Output, command, group, state
+from tlp.core.errors import InvalidInputError, NotFoundError
 from tlp.core.fleet import Fleet
 from tlp.core.progress import say
+from tlp.core.registry import ModelVersion, pin_alias
 
 Version = Annotated[str, typer.Argument(metavar="VERSION", help="Version number.")]
 Family = Annotated[
@@ -33,8 +36,7 @@ def list_versions(family: Family = None) -> Output:
     """List the versions of the registered models, newest first, with their aliases."""
     from tlp.report import models
 
-    fleet = open_all()
-    rows = [_row(version) for version in fleet.registry.list_versions(family)]
+    rows = [_row(version) for version in open_all().registry.list_versions(family)]
     return Output(rows, lambda: models.versions(rows))
 
 
@@ -46,9 +48,9 @@ def show(
     from tlp.report import models
 
     fleet = open_all()
-    chosen = _family(fleet, family)
-    found = fleet.registry.show(chosen, fleet.registry.resolve(chosen, ref=version).version)
-    row = _row(found) | {"tags": dict(found.tags), "metrics": dict(found.metrics), "rejected": found.rejected}
+    key = _key(fleet, family)
+    shown = fleet.registry.show(key, fleet.registry.resolve(key, ref=version).version)
+    row = _row(shown) | {"tags": dict(shown.tags), "metrics": dict(shown.metrics)}
     return Output(row, lambda: models.version_detail(row))
 
 
@@ -63,23 +65,16 @@ def promote(
     Going back to an older version tags the one left behind as rejected: the pipeline will not promote it again. A
     rejected version that is promoted here is rejected no longer.
     """
-    from storage import Actor
-    from tlp.registry import pin_alias
-
-    wanted = _number(version)
+    ref = _number(version)
     fleet = open_all()
-    if device is not None:
-        family = fleet.store.get_device(device).family
-    chosen = _family(fleet, family)
-    found = fleet.registry.resolve(chosen, ref=wanted)
-    number = found.version
-    if found.tags.get("gate") == "failed":
+    key = _key(fleet, family, device)
+    resolved = fleet.registry.resolve(key, ref=ref)
+    number = resolved.version
+    if resolved.tags.get("gate") == "failed":
         say(f"version {number} did not pass the gate, and is promoted because you say so: tlp model show {number}")
     alias = "champion" if device is None else pin_alias(device)
-    from tlp.registry import model_name
-
-    event = fleet.registry.promote(chosen, number, reason=reason, by=Actor.PERSON, alias=alias)
-    return _moved(event, f"{alias} of {model_name(chosen)} is version {number} already")
+    event = fleet.registry.promote(key, number, reason=reason, by=Actor.PERSON, alias=alias)
+    return _moved(event, f"{alias} of {resolved.model} is version {number} already")
 
 
 def rollback(
@@ -93,10 +88,8 @@ def rollback(
     """Go back to an earlier champion; the pipeline will not promote the version left behind again."""
     number = None if to is None else int(_number(to))
     fleet = open_all()
-    if device is not None:
-        family = fleet.store.get_device(device).family
-    chosen = _family(fleet, family)
-    return _moved(fleet.registry.rollback(chosen, number, device=device, reason=reason), "")
+    key = _key(fleet, family, device)
+    return _moved(fleet.registry.rollback(key, number, device=device, reason=reason), "")
 
 
 def history(family: Family = None) -> Output:
@@ -110,45 +103,39 @@ def history(family: Family = None) -> Output:
 
 
 def _number(version: str) -> str:
-    from tlp.core.errors import InvalidInputError
-
     if not version.removeprefix("v").isdecimal():
         raise InvalidInputError(f"{version!r} is not a version number", next_command="tlp model list")
     return version.removeprefix("v")
 
 
-def _family(fleet: Fleet, family: str | None) -> str:
-    """The family meant: the one given, else the only one that has a model."""
-    from tlp.core.errors import InvalidInputError, NotFoundError
-
-    if family is not None:
-        return family
+def _key(fleet: Fleet, family: str | None, device: str | None = None) -> str:
+    """The family meant: the device's, else the one given, else the only one that has a model."""
     from tlp.registry import family_of, model_name
 
-    known: list[str] = sorted({family_of(v.model) for v in fleet.registry.list_versions()})
-    plain = [key for key in known if model_name(key) != key]
-    known = plain or known  # a model beside MTL-TLP's is meant only if it is named
-    if not known:
-        raise NotFoundError(
-            "no model is registered yet", next_command="tlp train" if fleet.store.watermark() else "tlp demo"
-        )
-    if len(known) > 1:
+    if device is not None:
+        return fleet.store.get_device(device).family
+    if family is not None:
+        return family
+    keys = sorted({family_of(version.model) for version in fleet.registry.list_versions()})
+    keys = [key for key in keys if model_name(key) != key] or keys  # one beside MTL-TLP's is meant only if it is named
+    if not keys:
+        command = "tlp train" if fleet.store.watermark() else "tlp demo"
+        raise NotFoundError("no model is registered yet", next_command=command)
+    if len(keys) > 1:
         raise InvalidInputError(
-            f"there are models of {', '.join(known)}: say which one is meant",
-            next_command=f"tlp model list --family {known[0]}",
+            f"there are models of {', '.join(keys)}: say which one is meant",
+            next_command=f"tlp model list --family {keys[0]}",
         )
-    return known[0]
+    return keys[0]
 
 
-def _row(version: Any) -> dict[str, Any]:
-    from tlp.registry import pin_alias
-
-    tags = version.tags
+def _row(version: ModelVersion) -> dict[str, Any]:
+    tags, pin = version.tags, pin_alias("")
     return {
         "model": version.model,
         "version": str(version.version),
         "aliases": list(version.aliases),
-        "pins": [alias.removeprefix(pin_alias("")) for alias in version.aliases if alias.startswith(pin_alias(""))],
+        "pins": [alias.removeprefix(pin) for alias in version.aliases if alias.startswith(pin)],
         "created_at": version.created_at,
         "top1": float(tags["top1"]) if "top1" in tags else None,
         "top5": float(tags["top5"]) if "top5" in tags else None,
@@ -157,22 +144,13 @@ def _row(version: Any) -> dict[str, Any]:
     }
 
 
-def _event(event: Any) -> dict[str, Any]:
-    return {
-        "at": event.at,
-        "model": event.model,
-        "alias": event.alias,
-        "from": event.from_version,
-        "to": event.to_version,
-        "by": event.by.value,
-        "reason": event.reason,
-    }
+def _event(event: ModelEvent) -> dict[str, Any]:
+    row = {key: getattr(event, key) for key in ("at", "model", "alias", "by", "reason")}
+    return row | {"from": event.from_version, "to": event.to_version}
 
 
-def _moved(event: Any, unchanged: str) -> Output:
+def _moved(event: ModelEvent | None, unchanged: str) -> Output:
     from tlp.report import models
 
-    if event is None:
-        return Output([], lambda: unchanged)
-    row = _event(event)
-    return Output([row], lambda: models.history([row], verbose=True))
+    rows = [] if event is None else [_event(event)]
+    return Output(rows, lambda: models.history(rows, verbose=True) if rows else unchanged)

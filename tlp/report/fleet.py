@@ -10,37 +10,44 @@ from rich.text import Text
 
 from tlp.report.tables import REASON, Columns, Row, duration, facts, share, table, when
 
-_DEVICES: Final[Columns] = {
-    "name": "name",
-    "state": "state",
-    "family": "family",
-    "samples": lambda row: f"{row['samples_ok']}/{row['min_samples']}",
-    "failed": "samples_failed",
-    "champion": "champion_version",
-    "eta": lambda row: "-" if row["samples_ok"] >= row["min_samples"] else duration(row["eta_s"]),
-}
-_DRIFT: Final[Columns] = {
-    "device": "name",
-    "canary": lambda row: row["canary"] and row["canary"]["state"],
-    "off": lambda row: row["canary"] and f"{row['canary']['off']}/{row['canary']['checks']}",
-    "flagged": "samples_flagged",
-    "version": lambda row: row["live"] and row["live"]["version"],
-    "rounds": lambda row: row["live"] and row["live"]["rounds"],
-    "pairs right": lambda row: row["live"] and share(row["live"]["pair_accuracy"]),
-    "in its first": lambda row: row["live"] and share(row["live"]["expected_accuracy"]),
-}
-_MODELS: Final[Columns] = {"name": "name", "champion": "champion_version", "versions": "versions", "pins": "pins"}
-_RUNS: Final[Columns] = {
-    "run": lambda row: row["run_id"][:8],
-    "kind": "kind",
-    "state": "state",
-    "device": "device",
-    "started (UTC)": lambda row: when(row["started_at"]),
-    "reason": "reason",
-}
-_HISTORY: Final[Columns] = {"at (UTC)": lambda row: when(row["at"]), "state": "state", "reason": "reason"}
 _CHECK_STYLE: Final = {"pass": "green", "fail": "bold red", "skip": "yellow"}
 _UP: Final = {True: "up", False: "down", None: "elsewhere"}
+_DEVICES: Final[Columns] = (
+    "name",
+    "state",
+    "family",
+    ("samples", lambda row: f"{row['samples_ok']}/{row['min_samples']}"),
+    ("failed", "samples_failed"),
+    ("champion", "champion_version"),
+    ("eta", lambda row: "-" if row["samples_ok"] >= row["min_samples"] else duration(row["eta_s"])),
+)
+_DRIFT: Final[Columns] = (
+    ("device", "name"),
+    ("canary", lambda row: row["canary"] and row["canary"]["state"]),
+    ("off", lambda row: row["canary"] and f"{row['canary']['off']}/{row['canary']['checks']}"),
+    ("flagged", "samples_flagged"),
+    ("version", lambda row: row["live"] and row["live"]["version"]),
+    ("rounds", lambda row: row["live"] and row["live"]["rounds"]),
+    ("pairs right", lambda row: row["live"] and share(row["live"]["pair_accuracy"])),
+    ("in its first", lambda row: row["live"] and share(row["live"]["expected_accuracy"])),
+)
+_MODELS: Final[Columns] = ("name", ("champion", "champion_version"), "versions", "pins")
+_STARTED: Final = ("started (UTC)", lambda row: when(row["started_at"]))
+_RUNS: Final[Columns] = (("run", lambda row: row["run_id"][:8]), "kind", "state", "device", _STARTED, "reason")
+_HISTORY: Final[Columns] = (("at (UTC)", lambda row: when(row["at"])), "state", "reason")
+_SERVICES: Final[Columns] = (
+    "name",
+    ("state", lambda row: _UP[row["up"]] + (f", process {row['pid']}" if row.get("pid") else "")),
+    ("page", lambda row: row.get("url")),
+    ("log", lambda row: row.get("log")),
+)
+_CHECKS: Final[Columns] = (
+    ("#", "number"),
+    "check",
+    ("", lambda row: Text(row["status"], style=_CHECK_STYLE[row["status"]])),
+    "detail",
+    ("what to type", lambda row: row["fix"] or ""),
+)
 
 
 def devices(rows: Sequence[Row]) -> RenderableType:
@@ -108,29 +115,16 @@ def live_quality(live: Row) -> str:
 
 def checks(rows: Sequence[Row]) -> list[RenderableType]:
     """The answer of `tlp doctor`."""
-    columns: Columns = {
-        "#": "number",
-        "check": "check",
-        "": lambda row: Text(row["status"], style=_CHECK_STYLE[row["status"]]),
-        "detail": "detail",
-        "what to type": lambda row: row["fix"] or "",
-    }
     numbered = [{"number": number, **row} for number, row in enumerate(rows, 1)]
     failed = sum(row["status"] == "fail" for row in rows)
     verdict = f"{failed} of {len(rows)} checks failed" if failed else f"{len(rows)} checks, none failed"
-    return [table("doctor", numbered, columns), verdict]
+    return [table("doctor", numbered, _CHECKS), verdict]
 
 
 def services(report: Row) -> list[RenderableType]:
     """The answer of `tlp up`."""
-    columns: Columns = {
-        "name": "name",
-        "state": lambda row: _UP[row["up"]] + (f", process {row['pid']}" if row.get("pid") else ""),
-        "page": lambda row: row.get("url"),
-        "log": lambda row: row.get("log"),
-    }
     rows = [{"name": name, **service} for name, service in report.items()]
-    return [table("services", rows, columns), "next: tlp deploy; stop: tlp down"]
+    return [table("services", rows, _SERVICES), "next: tlp deploy; stop: tlp down"]
 
 
 def deployments(report: Row) -> list[RenderableType]:
@@ -138,4 +132,4 @@ def deployments(report: Row) -> list[RenderableType]:
     rows = [{"name": name, "schedules": ", ".join(slugs) or "by hand"} for name, slugs in report["deployments"].items()]
     title = f"deployments on {report['api_url'].removesuffix('/api')}"
     deleted = [f"deleted schedule {name}" for name in report["deleted_schedules"]]
-    return [table(title, rows, {"name": "name", "schedules": "schedules"}), *deleted]
+    return [table(title, rows, ("name", "schedules")), *deleted]

@@ -9,41 +9,34 @@ from rich.console import RenderableType
 
 from tlp.report.tables import REASON, Columns, Row, duration, facts, score, table, when
 
-_VERSIONS: Final[Columns] = {
-    "model": "model",
-    "version": "version",
-    "aliases": lambda row: ", ".join(row["aliases"]) or "-",
-    "top-1": lambda row: score(row.get("top1")),
-    "gate": lambda row: row.get("gate"),
-    "rejected": lambda row: "rejected" if row.get("rejected") else None,
-    "created (UTC)": lambda row: when(row.get("created_at")),
-}
-_MOVES: Final[Columns] = {
-    "at (UTC)": lambda row: when(row["at"]),
-    "alias": "alias",
-    "from": "from",
-    "to": "to",
-    "by": "by",
-    "reason": "reason",
-}
-_COMPARISONS: Final[Columns] = {
-    "device": "device",
-    "top-k": "k",
-    "candidate": lambda row: score(row["candidate"]),
-    "reference": lambda row: f"{score(row['reference'])} ({row['against']})",
-    "difference": lambda row: f"{row['candidate'] - row['reference']:+.3f}",
-    "95% bounds": lambda row: f"{row['low']:+.3f} … {row['high']:+.3f}",
-    "verdict": "verdict",
-}
+_VERSIONS: Final[Columns] = (
+    "model",
+    "version",
+    ("aliases", lambda row: ", ".join(row["aliases"]) or "-"),
+    ("top-1", lambda row: score(row.get("top1"))),
+    ("gate", lambda row: row.get("gate")),
+    ("rejected", lambda row: "rejected" if row.get("rejected") else None),
+    ("created (UTC)", lambda row: when(row.get("created_at"))),
+)
+_MOVES: Final[Columns] = (("at (UTC)", lambda row: when(row["at"])), "alias", "from", "to", "by", "reason")
+_COMPARISONS: Final[Columns] = (
+    "device",
+    ("top-k", "k"),
+    ("candidate", lambda row: score(row["candidate"])),
+    ("reference", lambda row: f"{score(row['reference'])} ({row['against']})"),
+    ("difference", lambda row: f"{row['candidate'] - row['reference']:+.3f}"),
+    ("95% bounds", lambda row: f"{row['low']:+.3f} … {row['high']:+.3f}"),
+    "verdict",
+)
 _NUMBERS: Final = ("samples", "min_samples", "new_samples", "needed", "lacking", "watermark")
-_DECISIONS: Final[Columns] = {
-    "device": "device",
-    "decision": lambda row: "train" if row["train"] else "wait",
-    **{name.replace("_", " "): lambda row, name=name: row["numbers"].get(name, "-") for name in _NUMBERS},  # type: ignore[misc]
-    "strategy": "strategy",
-    "parent": lambda row: row["parent"] or "-",
-}
-_TASKS: Final[Columns] = {"device": "device", "role": "role", "samples": "samples", "why": "why"}
+_DECISIONS: Final[Columns] = (
+    "device",
+    ("decision", lambda row: "train" if row["train"] else "wait"),
+    *((name, lambda row, name=name: row["numbers"].get(name, "-")) for name in _NUMBERS),
+    "strategy",
+    "parent",
+)
+_TASKS: Final[Columns] = ("device", "role", "samples", "why")
 
 
 def versions(rows: Sequence[Row]) -> RenderableType:
@@ -120,15 +113,10 @@ def evaluation(report: Row) -> list[RenderableType]:
         for predictor, total in predictors.items()
         for network, values in [*total["networks"].items(), ("all", total)]
     ]
-    scores: Columns = {
-        "top-1 [95%]": lambda row: with_interval(row["values"], "top1"),
-        "top-5 [95%]": lambda row: with_interval(row["values"], "top5"),
-    }
-    ahead: Columns = {
-        "top-1 [95%]": lambda row: with_interval(row["values"]["ahead"], "top1", sign="+"),
-        "top-5 [95%]": lambda row: with_interval(row["values"]["ahead"], "top5", sign="+"),
-    }
-    names = {"device": "device", "predictor": "predictor", "network": "network"}
+    scores = [(f"top-{k} [95%]", lambda row, k=k: with_interval(row["values"], f"top{k}")) for k in (1, 5)]
+    ahead = [
+        (f"top-{k} [95%]", lambda row, k=k: with_interval(row["values"]["ahead"], f"top{k}", sign="+")) for k in (1, 5)
+    ]
     paired = [row for row in rows if row["network"] == "all" and row["values"]["ahead"]]
     trained = [
         f"{device}: {name} trained on {facts['programs']} programs in {duration(facts['seconds'])}"
@@ -140,8 +128,8 @@ def evaluation(report: Row) -> list[RenderableType]:
         for device, count in report["left_out"].items()
     ]
     return [
-        table("held-out networks", rows, {**names, **scores}),
-        table("how far the model is ahead, paired by task", paired, {"device": "device", "of": "predictor", **ahead}),
+        table("held-out networks", rows, ["device", "predictor", "network", *scores]),
+        table("how far the model is ahead, paired by task", paired, ["device", ("of", "predictor"), *ahead]),
         *trained,
         *left,
         *report["notes"],

@@ -12,17 +12,15 @@ from tlp.report.tables import Columns, Row, duration, latency, share, table
 from tlp.training.judge.plots import panels
 
 _COLUMNS: Final = ("network", "device", "trials", "before", "after", "gain", "versions", "ended", "duration")
-_PLANNED: Final[Columns] = {
-    "network": "network",
-    "device": "device",
-    "decision": lambda pair: ("resume" if pair["resume"] else "tune") if pair["due"] else "wait",
-    "trials": lambda pair: pair["numbers"].get("trials"),
-    "of": lambda pair: pair["numbers"].get("tune_trials"),
-    "last version": lambda pair: pair["numbers"].get("version"),
-    "champion": lambda pair: pair["numbers"].get("champion"),
-    "lacking": "need",
-    "tonight": "share",
-}
+_NUMBERS: Final = (("trials", "trials"), ("of", "tune_trials"), ("last version", "version"), ("champion", "champion"))
+_PLANNED: Final[Columns] = (
+    "network",
+    "device",
+    ("decision", lambda pair: ("resume" if pair["resume"] else "tune") if pair["due"] else "wait"),
+    *((heading, lambda pair, name=name: pair["numbers"].get(name)) for heading, name in _NUMBERS),
+    ("lacking", "need"),
+    ("tonight", "share"),
+)
 _NAMES_SHOWN: Final = 4  # of those that are left out for one reason; --json has all
 
 
@@ -121,7 +119,7 @@ def outcome(report: Row, *, verbose: bool = False) -> list[RenderableType]:
     lines = rows(report)
     parts: list[RenderableType] = []
     if lines:
-        parts.append(table("pairs", lines, {name: name for name in _COLUMNS}, short=() if verbose else ("ended",)))
+        parts.append(table("pairs", lines, _COLUMNS, short=() if verbose else ("ended",)))
     parts += [f"! {text}" for text in report["warnings"]]
     parts += [f"! {row['network']} on {row['device']}: {text}" for row in report["tuned"] for text in row["warnings"]]
     return [*parts, report["reason"]]

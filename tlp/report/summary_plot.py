@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-DPI = 120
+from tlp.training.judge.plots import panels
 
 
 def draw(
@@ -22,7 +22,6 @@ def draw(
     """Three panels side by side, saved as PNG. Returns `path`.
 
     Args:
-        path: file to write.
         device: where this was measured.
         network: what was tuned.
         predictors: predictor → `{"curve": [top-1, top-2, …]}` on the held-out networks.
@@ -30,30 +29,23 @@ def draw(
         estimates_s: estimated latency of the network then, seconds.
         latencies_s: measured latencies of the whole network, seconds, by what was measured (`untuned`, `tuned`, …).
     """
-    # Figure without pyplot: no global state, no display.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(13.0, 3.8), layout="constrained")
-    FigureCanvasAgg(figure)
-    ranking, tuning, bars = figure.subplots(1, 3)
-    for index, (name, result) in enumerate(sorted(predictors.items())):
-        curve = result["curve"]
-        colour = "0.6" if name == "random" else f"C{index}"
-        ranking.plot(range(1, len(curve) + 1), curve, marker="o", ms=3, label=name, color=colour)
-    ranking.set(title=f"held-out networks on {device}", xlabel="k, programs measured per task", ylabel="top-k")
-    ranking.set_ylim(0, 1.02)
-    ranking.legend(loc="lower right")
-    tuning.step(trials, [s * 1e3 for s in estimates_s], where="post", color="C0")
-    tuning.set(title=f"tuning {network}", xlabel="programs measured", ylabel="estimated latency, ms")
-    tuning.set_ylim(bottom=0)
-    names = list(latencies_s)
-    drawn = bars.bar(names, [latencies_s[name] * 1e3 for name in names], color=["0.6", "C0", "C1"][: len(names)])
-    bars.bar_label(drawn, fmt="%.2f")
-    bars.set(title=f"{network}, whole network measured", ylabel="latency, ms")
-    for axis in (ranking, tuning, bars):
-        axis.grid(alpha=0.3)
-        axis.set_axisbelow(True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=DPI, metadata={"Software": None})
+    with panels(path, 3, width=4.3, height=3.8) as axes:
+        ranking, tuning, bars = axes[0]
+        for index, (name, result) in enumerate(sorted(predictors.items())):
+            colour = "0.6" if name == "random" else f"C{index}"
+            ks = range(1, len(result["curve"]) + 1)
+            ranking.plot(ks, result["curve"], marker="o", ms=3, label=name, color=colour)
+        title = f"held-out networks on {device}"
+        ranking.set(title=title, xlabel="k, programs measured per task", ylabel="top-k", ylim=(0, 1.02))
+        ranking.legend(loc="lower right")
+        tuning.step(trials, [s * 1e3 for s in estimates_s], where="post", color="C0")
+        tuning.set(title=f"tuning {network}", xlabel="programs measured", ylabel="estimated latency, ms")
+        tuning.set_ylim(bottom=0)
+        names = list(latencies_s)
+        drawn = bars.bar(names, [latencies_s[name] * 1e3 for name in names], color=["0.6", "C0", "C1"][: len(names)])
+        bars.bar_label(drawn, fmt="%.2f")
+        bars.set(title=f"{network}, whole network measured", ylabel="latency, ms")
+        for axis in axes[0]:
+            axis.grid(alpha=0.3)
+            axis.set_axisbelow(True)
     return path

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 Row = Mapping[str, Any]
-Columns = Mapping[str, str | Callable[[Row], Any]]
-"""Heading → the key of a row, or a function of the row."""
+Columns = Sequence[str | tuple[str, str | Callable[[Row], Any]]]
+"""A key of the rows, which is the heading too; or a heading with the key or the function that gives the value."""
 
 REASON: Final = ("reason",)
 """`short` of the tables whose only long column is the reason."""
@@ -72,12 +72,16 @@ def table(title: str, rows: Sequence[Row], columns: Columns, *, short: Collectio
         pad_edge=False,
         collapse_padding=True,
     )
-    cells = [[row[get] if isinstance(get, str) else get(row) for get in columns.values()] for row in rows]
-    for index, heading in enumerate(columns):
-        numeric = bool(rows) and all(isinstance(line[index], int | float) for line in cells)
-        built.add_column(heading, justify="right" if numeric else "left", overflow="fold")
-    for line in cells:
-        built.add_row(*(_cell(value, heading in short) for heading, value in zip(columns, line, strict=True)))
+    lines: list[list[Text]] = [[] for _ in rows]
+    for column in columns:
+        heading, get = (column, column) if isinstance(column, str) else column
+        values = [row[get] if isinstance(get, str) else get(row) for row in rows]
+        numeric = bool(rows) and all(isinstance(value, int | float) for value in values)
+        built.add_column(heading.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
+        for line, value in zip(lines, values, strict=True):
+            line.append(_cell(value, heading in short))
+    for line in lines:
+        built.add_row(*line)
     return built
 
 
@@ -97,7 +101,7 @@ def facts(title: str, pairs: Sequence[tuple[str, Any]], *, short: Collection[str
 
 def plain(value: Any) -> str:
     """A value as a person reads it, not as Python writes it: `kind=llvm mattr=-avx512f,-gfni`, `-` for nothing."""
-    if value is None or (isinstance(value, Mapping | list | tuple) and not value):
+    if value is None or value in ({}, [], ()):
         return "-"
     if isinstance(value, Mapping):
         return " ".join(f"{key}={plain(item)}" for key, item in value.items())

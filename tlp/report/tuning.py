@@ -16,25 +16,25 @@ from tlp.search.report import TuningProgress
 from tlp.search.table import SEARCHES
 
 # TVM's MetaSchedule prints all but the last three.
-COLUMNS: Columns = {
-    "task": "task",
-    "FLOP": lambda row: f"{row['flop'] / 1e6:,.1f} M" if row["flop"] else "-",
-    "weight": "weight",
-    "GFLOP/s": lambda row: _speed(row["flop"], row["best_latency_s"]),
-    "latency": lambda row: latency(row["best_latency_s"]),
-    "weighted": lambda row: latency(row["best_latency_s"] and row["weight"] * row["best_latency_s"]),
-    "trials": "trials",
-    "failed": "failed",
-    "best at": "best_at",
-    "elapsed": lambda row: duration(row["elapsed_s"]),
-}
-_AGAIN: Columns = {
-    "task": "task",
-    "first": lambda row: latency(row["first_latency_s"]),
-    "again": lambda row: latency(row["again_latency_s"]),
-    "gap": lambda row: share(row["gap"], "+"),
-    "": lambda row: "! " + (row["error"] or "differs") if row["flagged"] else None,
-}
+COLUMNS: Columns = (
+    "task",
+    ("FLOP", lambda row: f"{row['flop'] / 1e6:,.1f} M" if row["flop"] else "-"),
+    "weight",
+    ("GFLOP/s", lambda row: _speed(row["flop"], row["best_latency_s"])),
+    ("latency", lambda row: latency(row["best_latency_s"])),
+    ("weighted", lambda row: latency(row["best_latency_s"] and row["weight"] * row["best_latency_s"])),
+    "trials",
+    "failed",
+    "best_at",
+    ("elapsed", lambda row: duration(row["elapsed_s"])),
+)
+_AGAIN: Columns = (
+    "task",
+    ("first", lambda row: latency(row["first_latency_s"])),
+    ("again", lambda row: latency(row["again_latency_s"])),
+    ("gap", lambda row: share(row["gap"], "+")),
+    ("", lambda row: "! " + (row["error"] or "differs") if row["flagged"] else None),
+)
 
 
 def task_table(rows: Sequence[Row], *, title: str = "", current: int | None = None) -> Table:

@@ -8,21 +8,16 @@ from typing import Final
 from rich.console import RenderableType
 
 from tlp.report.models import train_report
-from tlp.report.tables import Columns, Row, duration, facts, latency, plain, score, table
+from tlp.report.tables import Row, duration, facts, latency, plain, score, table
 
 _SKIPPED_SHOWN: Final = 20
-_NETWORKS: Final[Columns] = {
-    "name": "name",
-    "use": lambda row: "held out" if row["holdout"] else "trained on",
-    "tasks": "tasks",
-    "source": "source",
-}
+_USE: Final = ("use", lambda row: "held out" if row["holdout"] else "trained on")
 
 
 def networks(rows: Sequence[Row]) -> RenderableType:
     """Networks."""
     return (
-        table("networks", rows, _NETWORKS)
+        table("networks", rows, ("name", _USE, "tasks", "source"))
         if rows
         else "no networks; try: tlp network add resnet_18 --builtin resnet_18"
     )

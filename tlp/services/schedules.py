@@ -18,12 +18,16 @@ LATE_AFTER: Final = timedelta(seconds=60)  # a worker asks every 5 s and needs s
 _TIMEOUT_S: Final = 3.0
 _WAITING: Final = ["Scheduled", "Late", "AwaitingConcurrencySlot", "Pending"]
 
+Json = Mapping[str, Any]
+
 
 @dataclass(frozen=True)
 class Schedules:
     """What the server says of the pool and its deployments, as JSON objects of Prefect's REST API.
 
     Attributes:
+        page: the server's page for people.
+        now: when it was asked, UTC.
         deployments: of the pool, schedules included.
         late: flow runs that should have started by now, the longest waiting first.
         running: flow runs at work.
@@ -31,26 +35,67 @@ class Schedules:
         pool_paused: the pool hands out no runs.
     """
 
-    deployments: Sequence[Mapping[str, Any]]
-    late: Sequence[Mapping[str, Any]]
-    running: Sequence[Mapping[str, Any]]
+    page: str
+    now: datetime
+    deployments: Sequence[Json]
+    late: Sequence[Json]
+    running: Sequence[Json]
     workers_online: int
     pool_paused: bool
+
+    def warnings(self) -> list[str]:
+        """One sentence per paused schedule and per deployment with late runs, the next step at its end."""
+        names = {row["id"]: str(row["name"]) for row in self.deployments}
+        late: dict[str, list[Json]] = {}
+        for run in self.late:
+            late.setdefault(run["deployment_id"], []).append(run)
+        paused = [text for row in self.deployments for text in self._paused(row)]
+        return paused + [self._late(names[key], runs) for key, runs in late.items() if key in names]
+
+    def _paused(self, deployment: Json) -> Iterable[str]:
+        name, schedules = deployment["name"], deployment.get("schedules") or []
+        resume = f"resume it at {self.page}/deployments/deployment/{deployment['id']}"
+        if deployment.get("paused") and schedules:
+            return [f"{name} is paused in Prefect, its schedules start nothing: {resume}"]
+        slugs = [row.get("slug") or row.get("id") for row in schedules if not row.get("active", True)]
+        return [f"schedule {slug} of {name} is paused in Prefect: {resume}" for slug in slugs]
+
+    def _late(self, name: str, runs: Sequence[Json]) -> str:
+        due = datetime.fromisoformat(runs[0]["expected_start_time"].replace("Z", "+00:00")).astimezone(UTC)
+        waiting = f", {len(runs)} runs wait" if len(runs) > 1 else ""
+        ago = _ago(self.now - due)
+        return f"{name} was due at {due:%Y-%m-%d %H:%M} UTC, {ago} ago{waiting}: {self._cause(name, runs)}"
+
+    def _cause(self, name: str, runs: Sequence[Json]) -> str:
+        if self.pool_paused:
+            return f"the work pool {POOL} is paused in Prefect: resume it at {self.page}/work-pools/work-pool/{POOL}"
+        if not self.workers_online:
+            return f"no worker polls the pool {POOL}: tlp up"
+        if any(run["state_name"] == "AwaitingConcurrencySlot" for run in runs):
+            own = [run["name"] for run in self.running if run["deployment_id"] == runs[0]["deployment_id"]]
+            holder = f"run {own[0]} of it is still at work" if own else "its concurrency slot is taken"
+            return f"no slot, {holder}: {self.page}/runs"
+        if len(self.running) >= (most := WORKER_LIMIT * self.workers_online):
+            busy = ", ".join(sorted(run["name"] for run in self.running)[:4])
+            return f"no slot, the worker runs {len(self.running)} of at most {most} ({busy}): {self.page}/runs"
+        return f"a worker is there and has not taken it yet; it asks every few seconds, its log: tlp doctor ({name})"
 
 
 def ask(api_url: str, now: datetime) -> Schedules | None:
     """What the server says; None if it does not answer, or has no pool of ours yet."""
-    before = (now - LATE_AFTER).isoformat()
     of_pool = {"work_pools": {"name": {"any_": [POOL]}}}
-    late = {"state": {"name": {"any_": _WAITING}}, "expected_start_time": {"before_": before}}
+    order = {"sort": "EXPECTED_START_TIME_ASC", "limit": 50}
+    before = {"before_": (now - LATE_AFTER).isoformat()}
+    late = {"state": {"name": {"any_": _WAITING}}, "expected_start_time": before}
     running = {"state": {"type": {"any_": ["RUNNING"]}}}
     try:
         with httpx.Client(base_url=api_url, timeout=_TIMEOUT_S, trust_env=False) as client:
             pool = client.get(f"/work_pools/{POOL}")
             if pool.status_code == httpx.codes.NOT_FOUND:
                 return None
-            order = {"sort": "EXPECTED_START_TIME_ASC", "limit": 50}
             return Schedules(
+                page=api_url.removesuffix("/").removesuffix("/api"),
+                now=now,
                 deployments=_rows(client, "/deployments/filter", of_pool),
                 late=_rows(client, "/flow_runs/filter", of_pool | order | {"flow_runs": late}),
                 running=_rows(client, "/flow_runs/filter", of_pool | order | {"flow_runs": running}),
@@ -61,71 +106,9 @@ def ask(api_url: str, now: datetime) -> Schedules | None:
         return None
 
 
-def _rows(client: httpx.Client, path: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _rows(client: httpx.Client, path: str, body: Json) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = client.post(path, json=body).raise_for_status().json()
     return rows
-
-
-def schedule_page(api_url: str) -> str:
-    """The page for people of the server with that API."""
-    return api_url.removesuffix("/").removesuffix("/api")
-
-
-def schedule_warnings(found: Schedules, now: datetime, page_url: str) -> list[str]:
-    """One sentence per paused schedule and per deployment with late runs, the next step at its end.
-
-    Args:
-        found: what the server said.
-        now: UTC.
-        page_url: Prefect's page, for links.
-    """
-    names = {row["id"]: str(row["name"]) for row in found.deployments}
-    texts = [text for row in found.deployments for text in _paused(row, page_url)]
-    late: dict[str, list[Mapping[str, Any]]] = {}
-    for run in found.late:
-        if run.get("deployment_id") in names:
-            late.setdefault(run["deployment_id"], []).append(run)
-    for deployment_id, runs in late.items():
-        due = datetime.fromisoformat(runs[0]["expected_start_time"].replace("Z", "+00:00")).astimezone(UTC)
-        waiting = f", {len(runs)} runs wait" if len(runs) > 1 else ""
-        texts.append(
-            f"{names[deployment_id]} was due at {due:%Y-%m-%d %H:%M} UTC, {_ago(now - due)} ago{waiting}: "
-            + _cause(found, runs, names[deployment_id], page_url)
-        )
-    return texts
-
-
-def _cause(found: Schedules, runs: Sequence[Mapping[str, Any]], name: str, page_url: str) -> str:
-    if found.pool_paused:
-        return f"the work pool {POOL} is paused in Prefect: resume it at {page_url}/work-pools/work-pool/{POOL}"
-    if not found.workers_online:
-        return f"no worker polls the pool {POOL}: tlp up"
-    own = [run for run in found.running if run["deployment_id"] == runs[0]["deployment_id"]]
-    if any(run["state_name"] == "AwaitingConcurrencySlot" for run in runs):
-        holder = f"run {own[0]['name']} of it is still at work" if own else "its concurrency slot is taken"
-        return f"no slot, {holder}: {page_url}/runs"
-    if len(found.running) >= WORKER_LIMIT * found.workers_online:
-        return (
-            f"no slot, the worker runs {len(found.running)} of at most {WORKER_LIMIT * found.workers_online} "
-            f"({_names(run['name'] for run in found.running)}): {page_url}/runs"
-        )
-    return f"a worker is there and has not taken it yet; it asks every few seconds, its log: tlp doctor ({name})"
-
-
-def _paused(deployment: Mapping[str, Any], page_url: str) -> Iterable[str]:
-    link = f"{page_url}/deployments/deployment/{deployment['id']}"
-    schedules = deployment.get("schedules") or []
-    if deployment.get("paused") and schedules:
-        yield f"{deployment['name']} is paused in Prefect, its schedules start nothing: resume it at {link}"
-        return
-    for schedule in schedules:
-        if not schedule.get("active", True):
-            slug = schedule.get("slug") or schedule.get("id")
-            yield f"schedule {slug} of {deployment['name']} is paused in Prefect: resume it at {link}"
-
-
-def _names(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names)[:4])
 
 
 def _ago(span: timedelta) -> str:

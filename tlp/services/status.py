@@ -22,7 +22,7 @@ from tlp.measure.endpoint import endpoint_of
 from tlp.measure.noise import noise_floor
 from tlp.registry import CHAMPION, kept, model_name, models_at
 from tlp.services.contract import ServicesView
-from tlp.services.schedules import ask, schedule_page, schedule_warnings
+from tlp.services.schedules import ask
 from tlp.services.state import look, prefect_apis
 
 _RECENT_RUNS: Final = 10
@@ -237,7 +237,7 @@ def _schedules(settings: Settings, now: datetime) -> list[str]:
     """What is late or paused, and schedules that nothing can start."""
     if apis := prefect_apis(settings):
         answer = ask(apis[0], now)
-        return [] if answer is None else schedule_warnings(answer, now, schedule_page(apis[0]))
+        return [] if answer is None else answer.warnings()
     try:
         scheduled = json.loads(settings.deployed_path.read_text())["scheduled"]
     except (FileNotFoundError, ValueError, KeyError):

@@ -12,7 +12,7 @@ from tlp.core.errors import InvalidInputError, RegistryError, ServiceError
 from tlp.registry import CHAMPION, Registry, pin_alias, recorded_models
 from tlp.services.contract import ServiceKind
 from tlp.services.doctor.installation import Home, SkippedError
-from tlp.services.schedules import ask, schedule_page, schedule_warnings
+from tlp.services.schedules import ask
 from tlp.services.state import look, prefect_apis
 
 _HTTP_TIMEOUT_S = 5.0
@@ -42,13 +42,12 @@ def schedules(home: Home) -> str:
     apis = prefect_apis(home.settings)
     if not apis:
         raise SkippedError("no Prefect server: tlp up; tlp deploy")
-    now, page = datetime.now(UTC), schedule_page(apis[0])
-    answer = ask(apis[0], now)
+    answer = ask(apis[0], datetime.now(UTC))
     if answer is None or not answer.deployments:
         raise SkippedError("nothing is deployed: tlp deploy")
-    problems = schedule_warnings(answer, now, page)
+    problems = answer.warnings()
     if answer.late:
-        fix = f"{page}/runs" if answer.workers_online else "tlp up"
+        fix = f"{answer.page}/runs" if answer.workers_online else "tlp up"
         raise ServiceError("; ".join(problems), next_command=fix)
     active = sum(s.get("active", True) for row in answer.deployments for s in row.get("schedules") or [])
     return "; ".join([f"{active} active, none late", *problems])  # what is paused is a person's choice
