@@ -22,7 +22,7 @@ from tlp.felix.network import FelixNetwork
 from tlp.felix.search import FelixChampion
 from tlp.model.checkpoint import Manifest
 from tlp.pipeline import stages as pipeline
-from tlp.registry import Registry
+from tlp.registry import Registry, model_name
 from tlp.report.tuning import tuning_report
 
 FAMILY = "gradients"
@@ -70,10 +70,10 @@ def test_the_champion_of_felix_is_what_is_descended_through(
     _, second = champion()
     assert champion()[1] is second  # loaded once
     client = mlflow.MlflowClient(mlflow_server.url, mlflow_server.url)
-    client.set_registered_model_alias(registry.model_name(KEY), "champion", "1")  # what MLflow's page sends
+    client.set_registered_model_alias(model_name(KEY), "champion", "1")  # what MLflow's page sends
     _, first = champion()
     assert first is not second
     assert not torch.equal(first.linear()[0], second.linear()[0])
-    client.delete_registered_model_alias(registry.model_name(KEY), "champion")
+    client.delete_registered_model_alias(model_name(KEY), "champion")
     champion()
     assert any("champion" in notice for notice in notices)

@@ -21,7 +21,7 @@ from tlp.felix.config import FEATURE_VERSION, KIND, FelixConfig
 from tlp.felix.network import FelixNetwork
 from tlp.felix.search import FelixChampion
 from tlp.model.checkpoint import MANIFEST, Manifest
-from tlp.registry import Registry
+from tlp.registry import Registry, model_name
 from tlp.search.providers import RandomProvider
 
 KEY = "felix-x86_64"
@@ -57,36 +57,24 @@ def move_to_another_family(registry: Registry, version: int) -> None:
 
 def test_a_version_without_a_head_that_may_stand_in_is_passed_over(registry: Registry, device: Device) -> None:
     move_to_another_family(registry, 2)
-    provider = RandomProvider()
-    champion, notices = (
-        FelixChampion(Fleet(Settings(), DuckDBStore(), registry), device, provider.notice),
-        provider.notices,
-    )
+    champion, notices = followed(registry, device)
     champion()
     stands_in = "Felix's model has no head for c: that of a stands in"
     assert notices[0] == stands_in and "version 1, the last good one" in notices[1]
     assert len(notices) == 2
 
     move_to_another_family(registry, 1)
-    provider = RandomProvider()
-    champion, notices = (
-        FelixChampion(Fleet(Settings(), DuckDBStore(), registry), device, provider.notice),
-        provider.notices,
-    )
+    champion, notices = followed(registry, device)
     with pytest.raises(ModelFormatError, match="needs Felix's cost model") as raised:
         champion()
     assert raised.value.next_command == "tlp train --device c --model felix"
 
 
 def test_a_run_goes_on_when_the_model_is_deleted_and_says_so(registry: Registry, device: Device) -> None:
-    provider = RandomProvider()
-    champion, notices = (
-        FelixChampion(Fleet(Settings(), DuckDBStore(), registry), device, provider.notice),
-        provider.notices,
-    )
+    champion, notices = followed(registry, device)
     _, before = champion()
     uri = registry._settings.mlflow_tracking_uri
-    mlflow.MlflowClient(uri, uri).delete_registered_model(registry.model_name(KEY))
+    mlflow.MlflowClient(uri, uri).delete_registered_model(model_name(KEY))
     assert champion()[1] is before and champion()[1] is before
     assert ["continues with version 2" in said for said in notices] == [False, True]
 
@@ -94,11 +82,7 @@ def test_a_run_goes_on_when_the_model_is_deleted_and_says_so(registry: Registry,
 def test_a_run_goes_on_when_looking_up_the_model_fails(
     registry: Registry, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    provider = RandomProvider()
-    champion, notices = (
-        FelixChampion(Fleet(Settings(), DuckDBStore(), registry), device, provider.notice),
-        provider.notices,
-    )
+    champion, notices = followed(registry, device)
     _, before = champion()
 
     def broken(*_args: object) -> None:

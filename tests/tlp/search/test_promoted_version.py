@@ -19,7 +19,7 @@ from tlp.model.checkpoint import Checkpoint, Manifest
 from tlp.model.config import TLPConfig
 from tlp.model.network import MTLTLP
 from tlp.pipeline import stages as pipeline
-from tlp.registry import Registry
+from tlp.registry import Registry, model_name
 
 FAMILY = "followed"
 
@@ -48,7 +48,7 @@ def test_the_next_run_uses_what_a_person_went_back_to(
     registry.rollback(FAMILY)  # what `tlp model rollback` calls
     assert version_of_a_run() == "2"
     client = mlflow.MlflowClient(mlflow_server.url, mlflow_server.url)
-    client.set_registered_model_alias(registry.model_name(FAMILY), "champion", "1")  # what MLflow's page sends
+    client.set_registered_model_alias(model_name(FAMILY), "champion", "1")  # what MLflow's page sends
     assert version_of_a_run() == "1"
     last = registry.history(FAMILY)[-1]
     assert (last.from_version, last.to_version, last.by.value) == ("2", "1", "person")
