@@ -36,7 +36,7 @@ import numpy.typing as npt
 
 import tlp
 from storage import Device, DuckDBStore, Sketch, import_parquet
-from tlp.search.select import SELECT, FloatArray, Guide, IntArray, Weights, choose, fit_guide, standardise
+from tlp.search.select import SELECT, FloatArray, Guide, IntArray, Standard, Weights, choose, fit_guide
 from tlp.training.data.dataset import Dataset, build_dataset
 from tlp.training.data.holdout import choose_holdout
 from tlp.training.data.transfer import fill_from_relatives
@@ -228,7 +228,7 @@ class Pool:
         shares = spread_budget(have, np.diff(groups, axis=1)[:, 0] - have, budget, seed=int(self.rng.integers(1 << 31)))
         guide = self._guide() if sampler in ("evolutionary", "select") else None
         if guide is None:
-            points, scores, uncertainty = standardise(self.profiles), None, None
+            points, scores, uncertainty = Standard.of(self.profiles)(self.profiles), None, None
         else:
             points = guide.points(self.profiles)
             scores, uncertainty = guide.surrogate.predict(self.profiles)

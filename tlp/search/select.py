@@ -35,6 +35,7 @@ from storage import MeasurementStore, Sketch, Workload
 from tlp.core.errors import InvalidInputError
 from tlp.language.arrays import Arrays
 from tlp.measure import Proposer
+from tlp.search.posterior import squared_distances
 from tlp.search.proposers import RandomProposer
 from tlp.training.data.dataset import Dataset, build_dataset
 from tlp.training.data.transfer import fill_from_relatives
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from tlp.programs.space import Candidate, DesignSpace
 
 FloatArray = npt.NDArray[np.floating]
+Floats = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 Profiles = npt.NDArray[np.float32]
 Rows = list[tuple[Sketch, IntArray]]  # sketch by sketch, (N, D) decisions
@@ -53,7 +55,7 @@ EXAMPLES: Final = 32  # programs that TVM draws at a workload's first visit: the
 MIN_LABELS: Final = 64  # of the device itself, before its own samples say more than the nearest relative's
 REFIT_GROWTH: Final = 1.5  # the guide is trained anew when the device has so many times the samples it was trained on
 _SPARE: Final = 3  # candidates kept ready per program asked for: some cannot be built, some turn out to be known
-_TINY: Final = 1e-9
+_TINY: Final = 1e-6
 
 
 @dataclass(frozen=True)
@@ -75,15 +77,27 @@ SELECT = Weights(promise=0.7, uncertainty=0.5, density=0.5)
 """Chosen by cross-validation over training networks (docs/sampling.md)."""
 
 
-def standardise(points: FloatArray, like: FloatArray | None = None) -> npt.NDArray[np.float32]:
-    """`(N, K)` numbers with mean 0 and deviation 1 over `like` (default: themselves); what never varies becomes 0."""
-    source = points if like is None else like
-    mean, spread = source.mean(axis=0), source.std(axis=0)
-    varies = spread > _TINY
-    out: npt.NDArray[np.float32] = np.where(varies, (points - mean) / np.where(varies, spread, 1.0), 0.0).astype(
-        np.float32
-    )
-    return out
+@dataclass(frozen=True)
+class Standard:
+    """A scale for distances: mean 0 and deviation 1 over some points; what never varies there becomes 0.
+
+    Attributes:
+        mean, spread: `(K,)`.
+    """
+
+    mean: Profiles
+    spread: Profiles
+
+    @staticmethod
+    def of(points: FloatArray) -> Standard:
+        """From `(N, K)` numbers."""
+        return Standard(points.mean(axis=0), points.std(axis=0))
+
+    def __call__(self, points: FloatArray) -> Profiles:
+        """`(N, K)` numbers on this scale."""
+        varies = self.spread > _TINY
+        scaled = np.where(varies, (points - self.mean) / np.where(varies, self.spread, 1.0), 0.0)
+        return scaled.astype(np.float32)
 
 
 def choose(
@@ -140,65 +154,45 @@ def choose(
     return chosen
 
 
-def _standard_scores(values: FloatArray) -> npt.NDArray[np.float64]:
+def _standard_scores(values: FloatArray) -> Floats:
     values = np.asarray(values, dtype=np.float64)
     spread = values.std() if len(values) else 0.0
-    out: npt.NDArray[np.float64] = (values - values.mean()) / spread if spread > _TINY else np.zeros_like(values)
+    out: Floats = (values - values.mean()) / spread if spread > _TINY else np.zeros_like(values)
     return out
 
 
-def _nearest(points: FloatArray, known: FloatArray, chunk: int = 64) -> npt.NDArray[np.float64]:
+def _nearest(points: FloatArray, known: FloatArray, chunk: int = 64) -> Floats:
     """`(N,)` distance of each point to the nearest known one."""
-    best = np.full(len(points), np.inf)
-    squares = (points.astype(np.float64) ** 2).sum(axis=1)
-    for start in range(0, len(known), chunk):
-        part = known[start : start + chunk].astype(np.float64)
-        distances = squares[:, None] + (part**2).sum(axis=1) - 2.0 * (points @ part.T)
-        best = np.minimum(best, distances.min(axis=1))
-    out: npt.NDArray[np.float64] = np.sqrt(np.maximum(best, 0.0))
-    return out
+    left, right = points.astype(np.float64), known.astype(np.float64)
+    parts = (squared_distances(left, right[start : start + chunk]) for start in range(0, len(right), chunk))
+    distances: Floats = np.sqrt(np.min([part.min(axis=1) for part in parts], axis=0))
+    return distances
 
 
-def _crowding(
-    points: FloatArray, rng: np.random.Generator, sample: int = 256, neighbours: int = 5
-) -> npt.NDArray[np.float64]:
+def _crowding(points: FloatArray, rng: np.random.Generator, sample: int = 256, neighbours: int = 5) -> Floats:
     """`(N,)` mean distance to the nearest of a sample of the pool: small in a crowd, large for a hermit."""
-    some = points if len(points) <= sample else points[rng.choice(len(points), sample, replace=False)]
-    squares = (points.astype(np.float64) ** 2).sum(axis=1)[:, None] + (some.astype(np.float64) ** 2).sum(axis=1)
-    distances = np.sqrt(np.maximum(squares - 2.0 * (points @ some.T), 0.0))
-    nearest = min(neighbours + 1, distances.shape[1])  # itself among them, if it is in the sample
-    found: npt.NDArray[np.float64] = np.partition(distances, nearest - 1, axis=1)[:, :nearest].mean(axis=1)
-    return found
+    all_points = points.astype(np.float64)
+    some = all_points if len(points) <= sample else all_points[rng.choice(len(points), sample, replace=False)]
+    distances = np.sqrt(squared_distances(all_points, some))
+    count = min(neighbours + 1, distances.shape[1])  # itself among them, if it is in the sample
+    nearest: Floats = np.partition(distances, count - 1, axis=1)[:, :count].mean(axis=1)
+    return nearest
 
 
 @dataclass(frozen=True)
 class Guide:
-    """Predictions and a scale for distances.
+    """What a small model of measured programs says.
 
     Attributes:
         surrogate: scores profiles, higher = faster within a workload.
-        mean: `(K,)` of the profiles it was trained on.
-        spread: `(K,)` their deviation, 0 where they do not vary.
-        programs: how many of the device's own are in it.
+        points: the scale of the programs it was trained on.
     """
 
     surrogate: Surrogate
-    mean: npt.NDArray[np.float32]
-    spread: npt.NDArray[np.float32]
-    programs: int
-
-    def points(self, profiles: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """`(N, K)` profiles on the scale of the training programs."""
-        varies = self.spread > 0
-        out: npt.NDArray[np.float32] = np.where(
-            varies, (profiles - self.mean) / np.where(varies, self.spread, 1.0), 0.0
-        ).astype(np.float32)
-        return out
+    points: Standard
 
 
-def fit_guide(
-    dataset: Dataset, device: str, *, seed: int = 0, profiles: npt.NDArray[np.float32] | None = None
-) -> Guide | None:
+def fit_guide(dataset: Dataset, device: str, *, seed: int = 0) -> Guide | None:
     """A guide for a device; None if there is nothing to learn from.
 
     Own labels count where there are any, translated ones where only relatives measured (`fill_from_relatives`); with
@@ -208,7 +202,6 @@ def fit_guide(
         dataset: of the device and its relatives.
         device: one of the data set's.
         seed: of the trees.
-        profiles: `(P, K)` of the data set's programs, if they are at hand.
     """
     column = dataset.device_names.index(device)
     own = int((~np.isnan(dataset.labels[:, column])).sum())
@@ -220,14 +213,8 @@ def fit_guide(
     rows = np.flatnonzero(~np.isnan(labels))
     if len(rows) < 2:
         return None
-    known = profiles_of(dataset) if profiles is None else profiles
-    spread = known.std(axis=0)
-    return Guide(
-        Surrogate.fit(known[rows], labels[rows], seed=seed),
-        known.mean(axis=0),
-        np.where(spread > 1e-6, spread, 0.0).astype(np.float32),
-        own,
-    )
+    profiles = profiles_of(dataset)
+    return Guide(Surrogate.fit(profiles[rows], labels[rows], seed=seed), Standard.of(profiles))
 
 
 def guide_from_store(store: MeasurementStore, devices: Sequence[str], *, seed: int = 0) -> Guide | None:
@@ -244,7 +231,7 @@ def guide_from_store(store: MeasurementStore, devices: Sequence[str], *, seed: i
 
 
 class Guides:
-    """The guide of a device, trained anew as samples come in; and what the store has of a workload.
+    """The guide of a device, trained anew as samples come in, and the programs that the store has of a workload.
 
     Args:
         store: read from the thread that samples.
@@ -354,16 +341,12 @@ class SelectProposer(Proposer):
         index = [(sketch, row) for sketch, values in rows for row in values.tolist()]
         profiles = np.concatenate([self._guides.reader.read(sketch, values) for sketch, values in rows])
         known = self._known(workload)
-        if guide is None:
-            points, old = standardise(profiles), standardise(known, like=profiles)
-            scores = uncertainty = None
-        else:
-            points, old = guide.points(profiles), guide.points(known)
-            scores, uncertainty = guide.surrogate.predict(profiles)
+        scale = Standard.of(profiles) if guide is None else guide.points
+        scores, uncertainty = (None, None) if guide is None else guide.surrogate.predict(profiles)
         wanted = choose(
-            points,
+            scale(profiles),
             count * _SPARE,
-            known=old,
+            known=scale(known),
             scores=scores,
             uncertainty=uncertainty,
             weights=self._weights,

@@ -21,7 +21,7 @@ from tlp.measure.session import measure_device
 from tlp.programs.space import DesignSpace
 from tlp.search.proposers import PerWorkload, RandomProposer
 from tlp.search.samplers import likely_fast, random_programs
-from tlp.search.select import SELECT, Guides, SelectProposer, Weights, standardise
+from tlp.search.select import SELECT, Guides, SelectProposer, Standard, Weights
 from tlp.search.table import DEFAULT_SAMPLER, SAMPLERS, require_sampler
 from tlp.training.learn.surrogate import ProfileReader, read_many
 
@@ -73,7 +73,7 @@ def test_programs_chosen_by_distance_are_farther_apart_than_random_ones(store: D
     drawn = random_programs(TARGET, 1).propose(workload, 8, set())
     assert len({c.program.program_id for c in chosen}) == 8
     both = read_many(ProfileReader(), [(c.sketch, c.program.decisions) for c in (*chosen, *drawn)])
-    points = standardise(both)
+    points = Standard.of(both)(both)
 
     def nearest(part: np.ndarray) -> float:
         apart = np.sqrt(((part[:, None] - part[None]) ** 2).sum(axis=2)) + 1e9 * np.eye(len(part))

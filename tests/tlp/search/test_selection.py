@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.sampling import choose_best, spread_budget
-from tlp.search.select import Weights, choose, standardise
+from tlp.search.select import Standard, Weights, choose
 
 NONE = Weights()
 
@@ -84,5 +84,6 @@ def test_a_share_is_left_to_chance(share: float, best: int) -> None:
 
 
 def test_numbers_that_never_vary_do_not_count() -> None:
-    out = standardise(np.array([[1.0, 7.0], [3.0, 7.0]]))
+    points = np.array([[1.0, 7.0], [3.0, 7.0]])
+    out = Standard.of(points)(points)
     assert out.tolist() == [[-1.0, 0.0], [1.0, 0.0]]
