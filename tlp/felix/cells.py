@@ -7,8 +7,10 @@ describes them (`tlp.felix.symbolic`). Cells are probed when they are first aske
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +20,10 @@ from torch import Tensor
 from storage import Sketch
 from tlp.core.signals import check_interrupt
 from tlp.felix.features import Features
-from tlp.felix.formulas import FormulaCount
+from tlp.felix.probe import UnfitError
 from tlp.felix.scorer import FelixModel
-from tlp.felix.symbolic import SymbolicProgram, UnfitError, factor_logs, make_symbolic
-from tlp.felix.unrolling import log_unroll
+from tlp.felix.stores import log_unroll
+from tlp.felix.symbolic import SymbolicProgram, factor_logs, make_symbolic
 from tlp.language.arrays import Arrays, IntArray
 from tlp.model.inference import Pooled
 from tlp.programs.space import DesignSpace
@@ -32,9 +34,26 @@ _CHUNK = 1024  # programs whose features are in memory at once
 Places = tuple[int, ...]
 
 
+@dataclass
+class FormulaCount:
+    """How far formulas go, over the cells that a run asked for.
+
+    Attributes:
+        cells: with formulas.
+        without: why the others have none, with how many each; they are left to evolutionary search.
+    """
+
+    cells: int = 0
+    without: Counter[str] = field(default_factory=Counter)
+
+    def to_json(self) -> dict[str, Any]:
+        """Counts; reasons by how often."""
+        return {"cells": self.cells, "without": dict(self.without.most_common())}
+
+
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """See the module.
+    """A sketch with its sampled locations held fixed.
 
     Attributes:
         arrays: the sketch's programs.
@@ -86,7 +105,7 @@ class Cells:
         """A cell; None if it has no formulas.
 
         Raises:
-            InterruptedSearch: Ctrl-C. A task may have hundreds of cells, so each is asked before it is probed.
+            InterruptedSearch: Ctrl-C, checked before each cell is probed: a task may have hundreds.
         """
         key = arrays.sketch.sketch_id, tuple(int(place) for place in places)
         if key not in self._cells:
@@ -119,10 +138,10 @@ class Cells:
 
     def fitted(self, sketch: Sketch, rows: IntArray) -> npt.NDArray[np.bool_]:
         """`(N, D)` programs of one sketch → `(N,)`: whether there are formulas for it."""
-        found = np.zeros(len(rows), np.bool_)
+        fitted = np.zeros(len(rows), np.bool_)
         for which, cell in self.split(sketch, rows):
-            found[which] = cell is not None
-        return found
+            fitted[which] = cell is not None
+        return fitted
 
 
 class FelixPool:
@@ -148,8 +167,9 @@ class FelixPool:
         known = torch.zeros(len(rows), dtype=torch.bool)
         with torch.no_grad():
             for which, cell in self.cells.split(sketch, rows):
-                for start in range(0, len(which) if cell is not None else 0, _CHUNK):
-                    assert cell is not None
+                if cell is None:
+                    continue
+                for start in range(0, len(which), _CHUNK):
                     part = which[start : start + _CHUNK]
                     hidden[part] = self.model.hidden(*cell.at(rows[part]))
                     known[part] = True

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Annotated, Any, Final
 
-from tlp.core.errors import InvalidInputError, ModelFormatError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from tlp.core.errors import ModelFormatError
 from tlp.felix.columns import NAMES, WIDTH
 
 KIND: Final = "felix"
@@ -14,10 +18,12 @@ KIND: Final = "felix"
 FEATURE_VERSION: Final = "metaschedule-felix-1"
 """The features the model reads, `tlp.felix.columns.NAMES`; stands where MTL-TLP's encoder version does."""
 _AGAIN: Final = "tlp train --model felix"
-_LARGEST: Final = 1 << 20
+
+Size = Annotated[int, Field(gt=0, le=1 << 20)]
+Count = Annotated[int, Field(ge=0, le=64)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
 class FelixConfig:
     """Sizes of the network and names of its heads.
 
@@ -31,20 +37,11 @@ class FelixConfig:
     """
 
     heads: tuple[str, ...]
-    width: int = WIDTH
-    dims: tuple[int, ...] = (256, 256)
-    residual_blocks: int = 2
-    bins: int = 8
-    dropout: float = 0.1
-
-    def __post_init__(self) -> None:
-        sizes = (self.width, *self.dims)
-        good = self.dims and all(0 < size <= _LARGEST for size in sizes)
-        if not good or not 0 <= self.residual_blocks <= 64 or not 0 <= self.bins <= 64 or not 0 <= self.dropout < 1:
-            raise InvalidInputError(
-                f"no network has {self.width} features, layers {self.dims}, {self.residual_blocks} residual blocks, "
-                f"{self.bins} bins and dropout {self.dropout}"
-            )
+    width: Annotated[int, Field(ge=WIDTH, le=WIDTH)] = WIDTH
+    dims: Annotated[tuple[Size, ...], Field(min_length=1)] = (256, 256)
+    residual_blocks: Count = 2
+    bins: Count = 8
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
 
     def with_heads(self, heads: tuple[str, ...]) -> FelixConfig:
         """The same sizes with other heads."""
@@ -52,8 +49,7 @@ class FelixConfig:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON with the names of the features; the inverse of `from_json`."""
-        value = {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
-        return value | {"features": list(NAMES)}
+        return {**asdict(self), "heads": list(self.heads), "dims": list(self.dims), "features": list(NAMES)}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> FelixConfig:
@@ -70,26 +66,12 @@ class FelixConfig:
             )
         if value["features"] != known["features"]:
             raise ModelFormatError("the model reads other features than this release has", next_command=_AGAIN)
-        for key, fits in _FORM.items():
-            if not fits(value[key]):
-                raise ModelFormatError(f"config.json: {key} is {value[key]!r:.80}", next_command=_AGAIN)
-        fields: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in value.items()}
-        del fields["features"]
         try:
-            return FelixConfig(**fields)
-        except InvalidInputError as exc:
-            raise ModelFormatError(f"config.json: {exc.message}", next_command=_AGAIN) from exc
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int
-
-
-_FORM: Final[Mapping[str, Callable[[Any], bool]]] = {
-    "heads": lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
-    "width": lambda value: value == WIDTH,
-    "dims": lambda value: isinstance(value, list) and all(map(_is_count, value)),
-    "residual_blocks": _is_count,
-    "bins": _is_count,
-    "dropout": lambda value: type(value) in (int, float),
-}
+            sizes = json.dumps({key: item for key, item in value.items() if key != "features"})
+            return TypeAdapter(FelixConfig).validate_json(sizes)
+        except ValidationError as exc:
+            error = exc.errors()[0]
+            where = ".".join(map(str, error["loc"]))
+            raise ModelFormatError(
+                f"config.json: {where} is {error['input']!r:.80}: {error['msg']}", next_command=_AGAIN
+            ) from exc

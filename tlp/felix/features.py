@@ -1,7 +1,7 @@
 """Per-store features as formulas in the tile factors, differentiable almost everywhere.
 
-Every function of `PerStoreFeature` for which there is a column in `tlp.felix.columns`, over tensors instead of one
-program's integers, after `per_store_feature.cc`; what Felix changes only where that says "if" or "first":
+Every function of `PerStoreFeature` that has a column in `tlp.felix.columns`, after `per_store_feature.cc`, over tensors
+instead of one program's integers. Felix changes only where TVM's code says "if" or "first":
 
     a < b             σ(k·(ln b − ln a)),  σ(z) = z / (2·√(z² + 1)) + ½
     a = b             1 / √((k·(ln a − ln b))² + 1)
@@ -9,32 +9,30 @@ program's integers, after `per_store_feature.cc`; what Felix changes only where 
                       already a logarithm, is the weighted sum
     min, max          as they are (subgradient)
 
-`SHARPNESS` is k. With `smooth=False` conditions are 0 or 1, and at integer points the features equal TVM's of the same
-module, the one that the trace states (to 1e-4; tested). A loop of one iteration is no loop to TVM; here it is one whose
-weight is 0.
+`SHARPNESS` is k. With `smooth=False` conditions are 0 or 1; at integer points the features then equal TVM's of the
+module that the trace states (to 1e-4; tested). A loop of one iteration is no loop to TVM; here its weight is 0.
 
-Notation as in `tlp.felix.symbolic`: N programs, S stores, B buffers of a store, D dimensions, L loops outermost first;
-C cells, whose programs are evaluated together: what is known of each cell is padded to the largest.
+Notation as in `tlp.felix.symbolic`: N programs, S stores, B buffers of a store, D dimensions, L loops outermost first.
+Programs of C cells are evaluated together: the facts of each cell are padded to the largest (`tlp.felix.facts`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from tlp.felix.columns import BINDINGS, BUFFER, BUFFERS, CACHE_LINE_BYTES, CURVE, OPERATIONS, WIDTH
+from tlp.felix.facts import TAGS, Facts
 from tlp.felix.symbolic import SymbolicProgram
 
 SHARPNESS: Final = 8.0
 _ALMOST_ONE: Final = math.log(math.sqrt(2.0))  # half-way between one iteration and two
 _LN2: Final = math.log(2.0)
-_TAGS: Final = ("blockIdx.x", "blockIdx.y", "blockIdx.z", "threadIdx.x", "threadIdx.y", "threadIdx.z", "vthread")
 _MISSING_REUSE: Final = math.log(0.5)  # TVM divides by ½ where nothing is reused
 
 
@@ -53,7 +51,7 @@ class Features:
 
     def __init__(self, programs: Sequence[SymbolicProgram], *, is_gpu: bool = False) -> None:
         self._is_gpu = is_gpu
-        self._facts = _Facts.stacked([_Facts.of(program) for program in programs])
+        self._facts = Facts.stacked([Facts.of(program) for program in programs])
         self._bound = bool(self._facts.bound.any())
         self.width = self._facts.exponents.shape[2]
         """P."""
@@ -74,7 +72,7 @@ class Features:
 class FeaturesOf:
     """Features of N programs of given cells; `Features.of` makes it."""
 
-    facts: _Facts
+    facts: Facts
     any_bound: bool
     is_gpu: bool
 
@@ -96,137 +94,6 @@ class FeaturesOf:
         return torch.cat([found, unrolled], dim=2), self.facts.described
 
 
-@dataclass(frozen=True)
-class _Facts:
-    """What does not depend on factors, of one cell, of several (C in front) or of each program (N in front).
-
-    Attributes:
-        exponents, weights: `(m, P)`, `(n, m)`, see `SymbolicProgram`.
-        extents: `(S, L)`, coefficients, parts: `(S, B, D, L)`, shapes, spreads: `(S, B, D)`: formulas.
-        described: `(S,)` TVM keeps the last store of a buffer.
-        is_loop, bound: `(S, L)` there is such a loop; it is bound to a thread.
-        member: `(S, B, L)` the loop is in an index into the buffer.
-        dim: `(S, B, L)` the last dimension with the loop.
-        is_buffer, num_bytes: `(S, B)`.
-        is_dim: `(S, B, D)`.
-        access: `(S, B, 3)` read, written, both.
-        operations: `(S, O)` per iteration.
-        work: `(S,)` all operations on floats per iteration.
-        written: `(S,)` which buffer is the store's own.
-        outside: `(S, L)` the loop is outside the allocation of the store's buffer.
-        first: `(S, 7, L)` the first loop bound to each kind of thread.
-        shared: `(S, S, L)` an earlier store, or the store itself, is in the same loop.
-        touches: `(S, B, L)` accesses of the buffer in the loop so far.
-        also: `(S, B, S)` which of an earlier store's buffers is the same one; the store's own if none is.
-    """
-
-    exponents: Tensor
-    weights: Tensor
-    extents: Tensor
-    coefficients: Tensor
-    parts: Tensor
-    shapes: Tensor
-    spreads: Tensor
-    described: Tensor
-    is_loop: Tensor
-    bound: Tensor
-    member: Tensor
-    dim: Tensor
-    is_buffer: Tensor
-    num_bytes: Tensor
-    is_dim: Tensor
-    access: Tensor
-    operations: Tensor
-    work: Tensor
-    written: Tensor
-    outside: Tensor
-    first: Tensor
-    shared: Tensor
-    touches: Tensor
-    also: Tensor
-
-    def select(self, cells: Tensor) -> _Facts:
-        """Of each program its cell's."""
-        return _Facts(**{field.name: getattr(self, field.name)[cells] for field in fields(self)})
-
-    def to(self, dtype: torch.dtype) -> _Facts:
-        """Floating point numbers of another precision."""
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return _Facts(**{name: part.to(dtype) if part.is_floating_point() else part for name, part in found.items()})
-
-    @staticmethod
-    def stacked(cells: Sequence[_Facts]) -> _Facts:
-        """Several cells', padded: formula 0 is 0 and formula 1 is 1 in all of them."""
-        found = {}
-        for field in fields(_Facts):
-            parts = [getattr(cell, field.name) for cell in cells]
-            shape = [max(sizes) for sizes in zip(*(part.shape for part in parts), strict=True)]
-            fill = 1 if field.name in ("extents", "parts", "shapes") else 0
-            padded = [torch.full(shape, fill, dtype=part.dtype) for part in parts]
-            for whole, part in zip(padded, parts, strict=True):
-                whole[tuple(slice(size) for size in part.shape)] = part
-            found[field.name] = torch.stack(padded)
-        return _Facts(**found)
-
-    @staticmethod
-    def of(program: SymbolicProgram) -> _Facts:
-        """One cell's."""
-        stores = program.skeleton.stores
-        s, b, d, loops = program.coefficients.shape
-        uses = program.coefficients > 0
-        last = {store.buffer: i for i, store in enumerate(stores)}
-        rows = [np.zeros(shape) for shape in ((s, loops), (s, loops), (s, len(_TAGS), loops), (s, loops))]
-        is_loop, bound, first, outside = rows
-        access, num_bytes, is_dim = np.zeros((s, b, 3)), np.zeros((s, b)), np.zeros((s, b, d), np.bool_)
-        shared, touches = np.zeros((s, s, loops)), np.zeros((s, b, loops))
-        also = np.full((s, b, s), -1)
-        for i, store in enumerate(stores):
-            tags = [program.skeleton.bindings[loop] for loop in store.loops]
-            is_loop[i, : len(tags)] = 1
-            outside[i, : store.alloc_depth] = 1
-            bound[i, : len(tags)] = [bool(tag) for tag in tags]
-            for t, wanted in enumerate(_TAGS):
-                for at in [at for at, tag in enumerate(tags) if tag.startswith(wanted)][:1]:
-                    first[i, t, at] = 1
-            for k in range(i + 1):
-                same = [x == y for x, y in zip(store.loops, stores[k].loops, strict=False)]
-                shared[i, k, : same.index(False) if False in same else len(same)] = 1
-            for j, one in enumerate(store.accesses):
-                access[i, j, one.access], num_bytes[i, j], is_dim[i, j, : one.dims] = 1, one.num_bytes, True
-                for k in range(i + 1):
-                    for m in [m for m, other in enumerate(stores[k].accesses) if other.buffer == one.buffer]:
-                        touches[i, j] += shared[i, k]
-                        also[i, j, k] = m
-        operations = torch.tensor([store.operations for store in stores], dtype=torch.float64)
-        written = [next(m for m, a in enumerate(store.accesses) if a.buffer == store.buffer) for store in stores]
-        return _Facts(
-            exponents=program.exponents,
-            weights=program.weights,
-            extents=torch.from_numpy(program.extents),
-            coefficients=torch.from_numpy(program.coefficients),
-            parts=torch.from_numpy(program.parts),
-            shapes=torch.from_numpy(program.shapes),
-            spreads=torch.from_numpy(program.spreads),
-            described=torch.tensor([last[store.buffer] == i for i, store in enumerate(stores)]),
-            is_loop=torch.from_numpy(is_loop),
-            bound=torch.from_numpy(bound > 0),
-            member=torch.from_numpy(uses.any(axis=2)),
-            dim=torch.from_numpy(np.where(uses.any(axis=2), d - 1 - uses[:, :, ::-1].argmax(axis=2), 0)),
-            is_buffer=torch.from_numpy(num_bytes > 0),
-            num_bytes=torch.from_numpy(num_bytes),
-            is_dim=torch.from_numpy(is_dim),
-            access=torch.from_numpy(access),
-            operations=operations,
-            work=operations.sum(dim=1) + torch.tensor([float(store.others) for store in stores]),
-            written=torch.tensor(written),
-            outside=torch.from_numpy(outside),
-            first=torch.from_numpy(first),
-            shared=torch.from_numpy(shared),
-            touches=torch.from_numpy(touches),
-            also=torch.from_numpy(also),
-        )
-
-
 class _Evaluation:
     """One evaluation.
 
@@ -237,7 +104,7 @@ class _Evaluation:
         any_bound: whether a loop is bound to a thread.
     """
 
-    def __init__(self, facts: _Facts, values: Tensor, smooth: bool, any_bound: bool) -> None:
+    def __init__(self, facts: Facts, values: Tensor, smooth: bool, any_bound: bool) -> None:
         self._facts = facts
         self._values = values
         self._smooth = smooth
@@ -307,7 +174,7 @@ class _Evaluation:
         return torch.cat(parts, dim=2)
 
     def _bindings(self, is_gpu: bool) -> Tensor:
-        lengths = torch.zeros(*self._log_prod.shape, len(_TAGS), dtype=self._logs.dtype)
+        lengths = torch.zeros(*self._log_prod.shape, len(TAGS), dtype=self._logs.dtype)
         if is_gpu:
             lengths = torch.einsum("nstl,nsl->nst", self._facts.first, self._logs)
         flag = torch.full_like(lengths[..., :1], float(is_gpu))

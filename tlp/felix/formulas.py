@@ -1,20 +1,19 @@
 """Integers of a program as formulas in its tile factors, fitted to some probes and verified on others.
 
-TVM refuses symbolic factors in a schedule, but an extent that results from tiling is nearly always a product of
+TVM refuses symbolic factors in a schedule. But an extent that results from tiling is nearly always a product of
 factors, or what a stencil needs of such products (`2·tile + 1`, a *halo*):
 
     Σ_k a_k · Π_j t_j^e_kj      at most three terms, exponents 0 or 1 within a term
 
-Every number is fitted alone, the simplest formula first; a number without one leaves its sketch to other searches.
+Every number is fitted alone, the simplest formula first. If a number has no formula, other searches get its sketch.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import combinations, product
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,16 +23,17 @@ Numbers = npt.NDArray[np.float64]
 _EXACT: Final = 1e-6  # relative; the numbers are integers below 2^53
 _LARGEST_STEP: Final = 64.0  # of a halo's coefficients: strides and dilations
 Range = tuple[int, int]
+Columns = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Formula:
     """Σ of terms, each a coefficient and the columns whose factors it multiplies; no terms: 0."""
 
-    terms: tuple[tuple[float, tuple[int, ...]], ...]
+    terms: tuple[tuple[float, Columns], ...]
 
     def values(self, factors: npt.ArrayLike) -> Numbers:
-        """`(N, D)` decisions → `(N,)`: the plain reference of what `tlp.felix.features` evaluates in bulk."""
+        """`(N, D)` decisions → `(N,)`."""
         rows = np.asarray(factors, np.float64)
         total = np.zeros(len(rows))
         for coefficient, columns in self.terms:
@@ -67,21 +67,20 @@ class Fitter:
             logs = np.log(np.maximum(self._rows, 1.0))
         self._logs = np.stack([logs[:, list(columns)].sum(axis=1) for columns in self._products])  # (products, n)
         suffixes = [tuple(range(i, stop)) for start, stop in tiles for i in range(start, stop)]
-        pairs: list[tuple[tuple[int, ...], ...]] = [(suffix,) for suffix in suffixes]
-        pairs += [(a, b) for a, b in combinations(suffixes, 2) if not set(a) & set(b)]
-        self._halos = pairs
-        designs = np.ones((len(pairs), len(self._rows), 3))
-        for at, pair in enumerate(pairs):
-            for i in range(2):
-                designs[at, :, i] = self._rows[:, list(pair[i])].prod(axis=1) if i < len(pair) else 0.0
-        self._designs = designs
+        self._halos: list[tuple[Columns, ...]] = [(suffix,) for suffix in suffixes]
+        self._halos += [(a, b) for a, b in combinations(suffixes, 2) if not set(a) & set(b)]
+        self._designs = np.zeros((len(self._halos), len(self._rows), 3))
+        self._designs[:, :, 2] = 1.0
+        for at, pair in enumerate(self._halos):
+            for i, columns in enumerate(pair):
+                self._designs[at, :, i] = self._rows[:, list(columns)].prod(axis=1)
         self._known: dict[bytes, Formula | None] = {}
 
     def fit(
         self,
         values: Numbers,
         valid: npt.NDArray[np.bool_] | None = None,
-        prefer: tuple[int, ...] = (),
+        prefer: Columns = (),
     ) -> Formula | None:
         """The simplest formula that is exact on the probes it is fitted to and on those that verify.
 
@@ -90,7 +89,7 @@ class Fitter:
             valid: `(n,)`, which probes tell the number; all if None. With fewer than two there is nothing to verify
                 on, and no formula.
             prefer: columns whose product, times a constant, is taken if it is exact: what the number should be by the
-                rules of tiling. Where few probes tell it, something simpler would be exact by chance.
+                rules of tiling. Where few probes tell the number, a simpler formula would be exact by chance.
         """
         valid = np.ones(len(values), np.bool_) if valid is None else valid
         key = values.tobytes() + valid.tobytes() + bytes(prefer)
@@ -98,7 +97,7 @@ class Fitter:
             self._known[key] = self._search(values, valid, prefer)
         return self._known[key]
 
-    def _search(self, values: Numbers, valid: npt.NDArray[np.bool_], prefer: tuple[int, ...]) -> Formula | None:
+    def _search(self, values: Numbers, valid: npt.NDArray[np.bool_], prefer: Columns) -> Formula | None:
         fitted = valid & self._fit
         if valid.sum() < 2 or (values[valid] <= 0).any():
             return None
@@ -135,39 +134,22 @@ class Fitter:
         return None
 
 
-def _exact(found: Numbers, wanted: Numbers) -> bool:
-    return bool((np.abs(found - wanted) <= _EXACT * np.abs(wanted)).all())
+def _exact(values: Numbers, wanted: Numbers) -> bool:
+    return bool((np.abs(values - wanted) <= _EXACT * np.abs(wanted)).all())
 
 
-def _products(tiles: Sequence[Range]) -> list[tuple[int, ...]]:
+def _products(tiles: Sequence[Range]) -> list[Columns]:
     """Columns that may be multiplied, the fewest first: parts of a tile, of two tiles, the same levels of several."""
     parts = [tuple(range(i, j)) for start, stop in tiles for i in range(start, stop) for j in range(i + 1, stop + 1)]
-    found = {(), *parts}
-    found |= {a + b for a, b in combinations(parts, 2) if not set(a) & set(b)}
+    products = {(), *parts}
+    products |= {a + b for a, b in combinations(parts, 2) if not set(a) & set(b)}
     suffixes = [[tuple(range(i, stop)) for i in range(start, stop)] for start, stop in tiles]
     for three in combinations(suffixes, 3):  # a copy of an operand, fused into one loop
-        found |= {a + b + c for a, b, c in product(*three)}
+        products |= {a + b + c for a, b, c in product(*three)}
     for first in range(len(tiles)):
         for last in range(first + 3, len(tiles) + 1):
             levels = min(stop - start for start, stop in tiles[first:last])
             for i in range(levels):
                 for j in range(i + 1, levels + 1):
-                    found.add(tuple(start + k for start, _ in tiles[first:last] for k in range(i, j)))
-    return sorted(found, key=lambda columns: (len(columns), columns))
-
-
-@dataclass
-class FormulaCount:
-    """How far formulas go, over the cells that a run asked for.
-
-    Attributes:
-        cells: with formulas.
-        without: why the others have none, with how many each; they are left to evolutionary search.
-    """
-
-    cells: int = 0
-    without: Counter[str] = field(default_factory=Counter)
-
-    def to_json(self) -> dict[str, Any]:
-        """Counts; reasons by how often."""
-        return {"cells": self.cells, "without": dict(self.without.most_common())}
+                    products.add(tuple(start + k for start, _ in tiles[first:last] for k in range(i, j)))
+    return sorted(products, key=lambda columns: (len(columns), columns))

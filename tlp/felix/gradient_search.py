@@ -25,9 +25,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tlp.felix.cells import Cell, Cells, FelixPool, Places
+from tlp.felix.cells import Cell, Cells, FelixPool, FormulaCount, Places
 from tlp.felix.descent import STEPS, Descent, Exponents, Objective, Start
-from tlp.felix.formulas import FormulaCount
 from tlp.felix.opinions import Chooser, Opinions
 from tlp.felix.scorer import FelixModel
 from tlp.language.arrays import IntArray

@@ -1,18 +1,18 @@
 """One program of a sketch taken apart: its loops, what each store touches, and the integers that tile factors change.
 
 TVM's `PerStoreFeature` prepares a module by a list of passes and walks its stores (`per_store_feature.cc`). The same
-passes are run here, but for the one that drops loops of one iteration: programs of a sketch then have the same loops
-whatever their factors are. What was read is a *skeleton*, the same for all of them, and *numbers*, which formulas are
+passes run here, except the one that drops loops of one iteration: then all programs of a sketch have the same loops,
+whatever their factors are. The result is a *skeleton*, the same for all of them, and *numbers*, which formulas are
 fitted to (`tlp.felix.formulas`).
 
-An index expression is read as Σ coefficient · part, a part being a loop variable or, where loops were fused, one of its
-digits `v // a`, `v % a`, `v // a % b`. Every part has an extent of its own.
+An index expression is read as Σ coefficient · part. A part is a loop variable or, where loops were fused, one of its
+digits: `v // a`, `v % a`, `v // a % b`. Every part has an extent of its own.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -22,22 +22,26 @@ import numpy.typing as npt
 
 from storage import Sketch
 from tlp.felix.columns import OPERATIONS
-from tlp.language.sketch import to_trace
-from tlp.programs.space import DesignSpace
+from tlp.programs import space as programs
+from tlp.programs.tvm import REFUSED
 
 Numbers = npt.NDArray[np.float64]
 
 
-class UnreadableError(Exception):
-    """TVM refuses a program, or one of its indices is no sum of loops. Never leaves `tlp.felix`.
+class UnfitError(Exception):
+    """A sketch's programs cannot be written as formulas; other searches get them. Never leaves `tlp.felix`.
 
     Attributes:
-        kind: why, in words that programs share.
+        kind: why, in words that programs share; the message has the details.
     """
 
     def __init__(self, kind: str, more: str = "") -> None:
         super().__init__(f"{kind}: {more}" if more else kind)
         self.kind = kind
+
+
+class UnreadableError(UnfitError):
+    """TVM refuses a program, or one of its indices is no sum of loops."""
 
 
 @dataclass(frozen=True)
@@ -94,51 +98,50 @@ class Skeleton:
 
 
 @dataclass(frozen=True)
+class AccessNumbers:
+    """The numbers of a store's access to one buffer: D dimensions, L loops of the store.
+
+    Attributes:
+        coefficients: `(D, L)`: elements per step of each loop; 0: the loop is not in the index.
+        parts: `(D, L)`: extent of the part of the loop that is in the index.
+        shape: `(D,)` of the buffer.
+        spread: `(D,)`: how far apart several indices into the buffer are.
+    """
+
+    coefficients: Numbers
+    parts: Numbers
+    shape: Numbers
+    spread: Numbers
+
+
+@dataclass(frozen=True)
 class Probed:
     """A program.
 
     Attributes:
         skeleton: shared with others of its sketch.
-        extents: `(loops,)`.
-        coefficients: per store and access `(D, L)`: elements per step of each of the store's loops; 0: not in it.
-        parts: alike, the extent of the part of the loop that is in the index.
-        shapes: per store and access `(D,)` of the buffer.
-        spreads: per store and access `(D,)`: how far apart several indices into the buffer are.
+        extents: of its loops.
+        accesses: per store, per access.
     """
 
     skeleton: Skeleton
     extents: Numbers
-    coefficients: tuple[tuple[Numbers, ...], ...]
-    parts: tuple[tuple[Numbers, ...], ...]
-    shapes: tuple[tuple[Numbers, ...], ...]
-    spreads: tuple[tuple[Numbers, ...], ...]
+    accesses: tuple[tuple[AccessNumbers, ...], ...]
 
 
-def apply_trace(space: DesignSpace, sketch: Sketch, decisions: Sequence[int]) -> Any:
+def apply_trace(space: programs.DesignSpace, sketch: Sketch, decisions: Sequence[int]) -> Any:
     """The schedule as sketch and decisions state it, post-processors not run. Raises UnreadableError."""
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import Trace
-
-    schedule = Schedule(space.module, seed=1, debug_mask="none", error_render_level="none")
     try:
-        Trace.apply_json_to_schedule(to_trace(sketch, decisions), schedule)
-    except (RuntimeError, ValueError, TypeError, IndexError) as exc:
+        return programs.apply_trace(space.module, sketch, decisions)
+    except REFUSED as exc:
         raise UnreadableError("TVM cannot apply it") from exc
-    return schedule
 
 
 def take_apart(module: Any) -> Probed:
-    """Read a scheduled module.
-
-    Args:
-        module: `tvm.IRModule` with one function, e.g. of `apply_trace`.
-
-    Raises:
-        UnreadableError: see there.
-    """
+    """Read a scheduled module with one function, e.g. of `apply_trace`. Raises UnreadableError."""
     try:
         (function,) = _passes()(module).functions.values()
-    except (RuntimeError, ValueError, TypeError) as exc:
+    except REFUSED as exc:
         raise UnreadableError("TVM cannot lower it") from exc
     return _Reader(function).read()
 
@@ -184,7 +187,7 @@ class _Index:
 
 
 class _Reader:
-    """Walks one function."""
+    """Takes one function apart."""
 
     def __init__(self, function: Any) -> None:
         from tvm import tirx
@@ -200,18 +203,15 @@ class _Reader:
         self._stores: list[tuple[Any, tuple[int, ...]]] = []
 
     def read(self) -> Probed:
-        """See `take_apart`."""
+        """The program."""
         for parameter in self._function.params:  # buffers are variables of a type of their own
             self._depths[self._buffer(parameter)] = 0
         self._walk(self._function.body)
         if not self._stores:
             raise UnreadableError("it stores nothing")
-        read = [self._store(store, nest) for store, nest in self._stores]
-        return Probed(
-            Skeleton(tuple(self._bindings), tuple(shape for shape, _ in read)),
-            np.array(self._loops, np.float64),
-            *(tuple(tuple(access[i] for access in numbers) for _, numbers in read) for i in range(4)),
-        )
+        stores = [self._store(store, nest) for store, nest in self._stores]
+        skeleton = Skeleton(tuple(self._bindings), tuple(shape for shape, _ in stores))
+        return Probed(skeleton, np.array(self._loops, np.float64), tuple(numbers for _, numbers in stores))
 
     def _buffer(self, buffer: Any) -> int:
         return self._buffers.setdefault(buffer, len(self._buffers))
@@ -243,48 +243,48 @@ class _Reader:
 
         tvm_ffi.structural_visit(body, [(tirx.For, loop), (SBlock, block), (tirx.BufferStore, store)])
 
-    def _store(self, store: Any, nest: tuple[int, ...]) -> tuple[StoreShape, list[tuple[Numbers, ...]]]:
+    def _store(self, store: Any, nest: tuple[int, ...]) -> tuple[StoreShape, tuple[AccessNumbers, ...]]:
+        import tvm
+
         written = self._buffer(store.buffer)
         indices: dict[int, list[Any]] = {written: [store.indices]}
         buffers = {written: store.buffer}
         access = {written: 1}
         operations: Counter[str] = Counter()
-        for node in self._inside(store.value, operations):
-            number = self._buffer(node.source)
-            buffers[number] = node.source
-            access[number] = {None: 0, 0: 0}.get(access.get(number), 2)
+        for load in self._loads(store.value, operations):
+            number = self._buffer(load.source)
+            buffers[number] = load.source
+            access[number] = 0 if access.get(number, 0) == 0 else 2
             if access[number] != 2:
-                indices.setdefault(number, []).append(node.indices)
+                indices.setdefault(number, []).append(load.indices)
         shapes, numbers = [], []
         for number, buffer in sorted(buffers.items(), key=lambda item: str(item[1].name)):
-            import tvm
-
             num_bytes = max(1, int(tvm.DataType(str(buffer.dtype)).bits) // 8)
             shapes.append(AccessShape(number, str(buffer.name), access[number], num_bytes, len(buffer.shape)))
             numbers.append(self._access(buffer, indices[number], nest))
         counted = tuple(operations[name] for name in OPERATIONS)
         depth = self._depths.get(written, 0)
-        return StoreShape(written, nest, tuple(shapes), counted, operations["other"], depth), numbers
+        return StoreShape(written, nest, tuple(shapes), counted, operations["other"], depth), tuple(numbers)
 
-    def _access(self, buffer: Any, indices: Sequence[Any], nest: tuple[int, ...]) -> tuple[Numbers, ...]:
+    def _access(self, buffer: Any, indices: Sequence[Any], nest: tuple[int, ...]) -> AccessNumbers:
         if not all(isinstance(extent, self._tirx.IntImm) for extent in buffer.shape):
             raise UnreadableError("a buffer has no constant shape")
         dims = len(buffer.shape)
         coefficients, parts = np.zeros((dims, len(nest))), np.ones((dims, len(nest)))
-        spreads = np.zeros(dims)
+        spread = np.zeros(dims)
         at = {loop: i for i, loop in enumerate(nest)}
         for dim in range(dims):
-            read = [self._index(index[dim]) for index in indices]
-            if any(set(other.terms) != set(read[0].terms) for other in read):
+            first, *others = [self._index(index[dim]) for index in indices]
+            if any(set(other.terms) != set(first.terms) for other in others):
                 raise UnreadableError("a buffer is read in several ways at once")
-            constants = [index.constant for index in read]
-            spreads[dim] = max(constants) - min(constants)
-            for part, coefficient in read[0].terms:
+            constants = [index.constant for index in (first, *others)]
+            spread[dim] = max(constants) - min(constants)
+            for part, coefficient in first.terms:
                 if part.loop not in at or coefficients[dim, at[part.loop]]:
                     raise UnreadableError("an index uses a loop twice")
                 coefficients[dim, at[part.loop]] = abs(coefficient)
                 parts[dim, at[part.loop]] = part.extent
-        return coefficients, parts, np.array([int(extent) for extent in buffer.shape], np.float64), spreads
+        return AccessNumbers(coefficients, parts, np.array([int(d) for d in buffer.shape], np.float64), spread)
 
     def _index(self, expr: Any) -> _Index:
         terms: Counter[_Part] = Counter()
@@ -329,35 +329,31 @@ class _Reader:
                 return _Part(inner.loop, inner.divisor * number, inner.extent // number)
         raise UnreadableError("an index is no sum of loops", str(expr)[:60])
 
-    def _inside(self, value: Any, operations: Counter[str]) -> list[Any]:
+    def _loads(self, value: Any, operations: Counter[str]) -> list[Any]:
         """The loads in a stored value; counts its operations on floats, as `ArithOpCounter` does."""
         import tvm_ffi
         from tvm.ir import Call, TensorLoad
 
         tirx = self._tirx
         loads: list[Any] = []
-        kinds = {tirx.Add: 0, tirx.Sub: 0, tirx.Mul: 1, tirx.Div: 2, tirx.Mod: 2, tirx.FloorDiv: 2, tirx.FloorMod: 2}
-        kinds |= {tirx.Max: 3, tirx.Min: 3}
+        add, multiply, divide, compare, _ = OPERATIONS
+        names = {tirx.Add: add, tirx.Sub: add, tirx.Mul: multiply, tirx.Max: compare, tirx.Min: compare}
+        names |= dict.fromkeys((tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod), divide)
 
-        def count(name: str) -> Any:
+        def count(name_of: Callable[[Any], str]) -> Any:
             def visit(node: Any, visitor: Any) -> None:
                 if "float" in str(node.ty):
-                    operations[name] += 1
+                    operations[name_of(node)] += 1
                 visitor.default_visit(node)
 
             return visit
-
-        def call(node: Any, visitor: Any) -> None:
-            if "float" in str(node.ty):
-                operations["float_math_func" if _is_pure(node) else "other"] += 1
-            visitor.default_visit(node)
 
         def load(node: Any, visitor: Any) -> None:
             loads.append(node)
             visitor.default_visit(node)
 
-        names = list(OPERATIONS)
-        counters = [(kind, count(names[i])) for kind, i in kinds.items()]
+        counters = [(kind, count(lambda _, name=name: name)) for kind, name in names.items()]  # type: ignore[misc]
+        call = count(lambda node: "float_math_func" if _is_pure(node) else "other")
         tvm_ffi.structural_visit(value, [*counters, (Call, call), (TensorLoad, load)])
         return loads
 

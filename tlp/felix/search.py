@@ -8,8 +8,8 @@ from storage import Device
 from tlp.core.errors import InvalidInputError, ModelFormatError, NotFoundError, RegistryError, RegistryUnavailableError
 from tlp.core.fleet import Fleet
 from tlp.core.registry import ResolvedModel
+from tlp.felix.cells import FormulaCount
 from tlp.felix.config import KIND
-from tlp.felix.formulas import FormulaCount
 from tlp.felix.gradient_search import GradientSearch
 from tlp.felix.scorer import FelixModel, load_felix
 from tlp.language.encoders import METASCHEDULE

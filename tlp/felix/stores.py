@@ -1,6 +1,6 @@
-"""Programs as Felix sees them: F numbers per buffer store, as TVM extracts them, and arrays of many programs.
+"""Programs as Felix sees them: F numbers per buffer store, as TVM extracts them.
 
-The search computes the same numbers by formulas (`tlp.felix.features`); training and evaluation take TVM's own.
+Training and evaluation read these; a search computes the same numbers by formulas (`tlp.felix.features`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from storage import MeasurementStore
+from storage import MeasurementStore, Sketch
 from tlp.felix.columns import TVM_COLUMNS, WIDTH
-from tlp.felix.unrolling import log_unroll
-from tlp.language.sketch import by_sketch
+from tlp.language.profile import unroll_limit
+from tlp.language.sketch import by_sketch, decision_values
 from tlp.programs.per_store import PerStoreFeatures, Programs
 
 _TVM: Final = np.array(list(TVM_COLUMNS.values()))
@@ -38,7 +38,7 @@ class Stores:
 
     @property
     def known(self) -> npt.NDArray[np.bool_]:
-        """`(P,)` whether there are rows of a program."""
+        """`(P,)` whether a program has rows."""
         return np.diff(self.offsets) > 0
 
     def take(self, programs: Integers) -> Stores:
@@ -63,7 +63,7 @@ class Stores:
 
 
 class StoreReader:
-    """Stores of programs from the cache on disk; extracted and put there if they are not in it.
+    """Reads stores of programs from the cache on disk; what is not in it is extracted and put there.
 
     Args:
         store: holds the programs' workloads.
@@ -82,19 +82,27 @@ class StoreReader:
             InvalidInputError: a decision does not fit its sketch.
             OSError: the cache cannot be written.
         """
-        found = self._features.get(programs, label=label)
-        counts = np.array([len(rows) for rows in found], np.int64)
+        features = self._features.get(programs, label=label)
+        counts = np.array([len(rows) for rows in features], np.int64)
         offsets = np.concatenate([[0], np.cumsum(counts)])
         rows = np.empty((offsets[-1], WIDTH), np.float32)
         if len(rows):
-            rows[:, :-1] = np.concatenate([part[:, _TVM] for part in found])
-            rows[:, -1] = np.repeat(self._unroll(programs), counts)
+            unroll = np.zeros(len(programs), np.float32)
+            for indices, sketch, decisions in by_sketch(programs):
+                unroll[indices] = log_unroll(sketch, decisions)
+            rows[:, :-1] = np.concatenate([part[:, _TVM] for part in features])
+            rows[:, -1] = np.repeat(unroll, counts)
         return Stores(rows, offsets)
 
-    @staticmethod
-    def _unroll(programs: Programs) -> Floats:
-        """`(P,)`, vectorised by sketch."""
-        out = np.zeros(len(programs), np.float32)
-        for indices, sketch, decisions in by_sketch(programs):
-            out[indices] = log_unroll(sketch, decisions)
-        return out
+
+def log_unroll(sketch: Sketch, decisions: npt.ArrayLike) -> Floats:
+    """How far programs are unrolled, the one feature that TVM's extractor lacks: `(N, D)` → `(N,)` log2(1 + limit).
+
+    MetaSchedule draws the limit and leaves it as an annotation of the root block (`meta_schedule.unroll_explicit`,
+    `meta_schedule.unroll_implicit`), which a post-processor turns into pragmas. 0: the trace asks for none.
+
+    Raises:
+        InvalidInputError: the sketch cannot be read; a decision is no candidate's index.
+    """
+    limit = unroll_limit(sketch).of(decision_values(sketch, np.asarray(decisions, np.int64)))
+    return np.log2(1.0 + limit).astype(np.float32)

@@ -1,8 +1,8 @@
 """A sketch's programs as one symbolic program, for sampled locations held fixed.
 
-What a program's features follow from is a few hundred integers (`tlp.felix.probe`): extents of loops, steps of indices,
-shapes of buffers. Here each is a formula in the tile factors (`tlp.felix.formulas`), stacked so that all of them are
-evaluated for all programs at once. Notation, as in `tlp.felix.features`:
+A program's features follow from a few hundred integers (`tlp.felix.probe`): extents of loops, steps of indices, shapes
+of buffers. Here each is a formula in the tile factors (`tlp.felix.formulas`). The formulas are stacked, so that all of
+them are evaluated for all programs at once. Notation, as in `tlp.felix.features`:
 
     N  programs             S  stores        L  loops of a store, at most
     P  decision columns     B  buffers       D  dimensions, at most
@@ -18,9 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from storage import Sketch
 from tlp.felix.formulas import ONE, ZERO, Fitter, Formula
-from tlp.felix.probe import Probed, Skeleton, UnreadableError, apply_trace, take_apart
+from tlp.felix.probe import Numbers, Probed, Skeleton, UnfitError, apply_trace, take_apart
 from tlp.language.arrays import Arrays, IntArray
 from tlp.programs.space import DesignSpace
 
@@ -32,21 +31,9 @@ _TOLD: Final = 4  # probes in which a factor should be more than 1
 Index = npt.NDArray[np.int64]
 
 
-class UnfitError(Exception):
-    """A cell without formulas; it is left to other searches. Never leaves `tlp.felix`.
-
-    Attributes:
-        kind: why, in the words that cells share; the message has the numbers.
-    """
-
-    def __init__(self, kind: str, more: str = "") -> None:
-        super().__init__(f"{kind}: {more}" if more else kind)
-        self.kind = kind
-
-
 @dataclass(frozen=True)
 class SymbolicProgram:
-    """See the module. Index arrays name formulas; formula 0 is 0, formula 1 is 1.
+    """All programs of a cell at once. Index arrays name formulas; formula 0 is 0, formula 1 is 1.
 
     Attributes:
         skeleton: of every program.
@@ -88,16 +75,10 @@ def make_symbolic(
         UnfitError: no formula for one of its numbers, or its programs differ in more than numbers.
     """
     rows = choose_probes(arrays, pinned, rng, FITTED + VERIFIED)
-    probes, kept = [], []
-    for row in rows:
-        try:
-            probes.append(take_apart(apply_trace(space, arrays.sketch, row.tolist()).mod))
-            kept.append(row)
-        except UnreadableError as exc:
-            raise UnfitError(exc.kind, str(exc)) from exc
+    probes = [take_apart(apply_trace(space, arrays.sketch, row.tolist()).mod) for row in rows]
     if len({probe.skeleton for probe in probes}) != 1:
         raise UnfitError("programs have different loops")
-    return _fit(arrays.sketch, np.stack(kept), arrays.tile_columns, probes)
+    return _Fit(rows, arrays.tile_columns, probes).program()
 
 
 def choose_probes(arrays: Arrays, pinned: Sequence[int], rng: np.random.Generator, count: int) -> IntArray:
@@ -115,9 +96,9 @@ def choose_probes(arrays: Arrays, pinned: Sequence[int], rng: np.random.Generato
     if len(rows) < count:
         raise UnfitError("too few programs to probe", f"{len(rows)} of {count}")
     rows = rows[rng.permutation(len(rows))]
-    factors = np.concatenate([np.arange(start, stop) for start, stop in arrays.tile_columns] or [np.zeros(0, np.int64)])
-    told = rows[:, factors.astype(np.int64)] > 1
-    seen = np.zeros(told.shape[1])
+    factors = [column for start, stop in arrays.tile_columns for column in range(start, stop)]
+    told = rows[:, factors] > 1
+    seen = np.zeros(len(factors))
     chosen: list[int] = []
     left = np.ones(len(rows), np.bool_)
     for _ in range(count):
@@ -126,63 +107,83 @@ def choose_probes(arrays: Arrays, pinned: Sequence[int], rng: np.random.Generato
         chosen.append(best)
         left[best] = False
         seen += told[best]
-    order = rng.permutation(count)  # so that those which verify are like those which are fitted to
+    order = rng.permutation(count)  # so that the probes which verify are like those which are fitted to
     result: IntArray = rows[chosen][order]
     return result
 
 
-def _fit(sketch: Sketch, rows: IntArray, tiles: Sequence[tuple[int, int]], probes: Sequence[Probed]) -> SymbolicProgram:
-    fitter = Fitter(rows, tiles, VERIFIED)
-    table: dict[Formula, int] = {ZERO: 0, ONE: 1}
-    skeleton = probes[0].skeleton
+class _Fit:
+    """Fits the numbers of probes.
 
-    def number(values: Any, valid: Any, what: str, prefer: tuple[int, ...] = ()) -> int:
-        formula = fitter.fit(np.asarray(values, np.float64), valid, prefer)
+    Args:
+        rows: `(n, P)` decisions of the probes.
+        tiles: first and one past the last column of each tile.
+        probes: n programs with the same skeleton.
+    """
+
+    def __init__(self, rows: IntArray, tiles: Sequence[tuple[int, int]], probes: Sequence[Probed]) -> None:
+        self._rows = rows
+        self._tiles = tiles
+        self._probes = probes
+        self._fitter = Fitter(rows, tiles, VERIFIED)
+        self._table: dict[Formula, int] = {ZERO: 0, ONE: 1}  # formula → its number
+
+    def program(self) -> SymbolicProgram:
+        """The symbolic program. Raises UnfitError: a number has no formula."""
+        skeleton = self._probes[0].skeleton
+        stores = skeleton.stores
+        loops = [
+            self._number([p.extents[i] for p in self._probes], f"the extent of loop {i}")
+            for i in range(len(skeleton.bindings))
+        ]
+        s, most = len(stores), max(1, *(len(store.loops) for store in stores))
+        b = max(len(store.accesses) for store in stores)
+        d = max((access.dims for store in stores for access in store.accesses), default=1)
+        extents = np.ones((s, most), np.int64)
+        coefficients, parts = np.zeros((s, b, d, most), np.int64), np.ones((s, b, d, most), np.int64)
+        shapes, spreads = np.ones((s, b, d), np.int64), np.zeros((s, b, d), np.int64)
+        for i, store in enumerate(stores):
+            extents[i, : len(store.loops)] = [loops[loop] for loop in store.loops]
+            for j, access in enumerate(store.accesses):
+                where = f"{access.name} in store {i}"
+                numbers = [probe.accesses[i][j] for probe in self._probes]
+                for dim in range(access.dims):
+                    shapes[i, j, dim] = self._number([a.shape[dim] for a in numbers], f"the shape of {where}")
+                    spread = np.array([a.spread[dim] for a in numbers])
+                    if spread.any():
+                        spreads[i, j, dim] = self._number(spread, f"the indices of {where}")
+                    for at, loop in enumerate(store.loops):
+                        steps = np.array([a.coefficients[dim, at] for a in numbers])
+                        if steps.any():
+                            part = np.array([a.parts[dim, at] for a in numbers])
+                            coefficients[i, j, dim, at], parts[i, j, dim, at] = self._step(
+                                steps, part, loop, extents[i, at], where
+                            )
+        formulas = tuple(self._table)
+        exponents, weights = _monomials(formulas, self._rows.shape[1])
+        return SymbolicProgram(
+            skeleton, formulas, extents, coefficients, parts, shapes, spreads, exponents, weights, len(self._rows)
+        )
+
+    def _number(
+        self, values: Any, what: str, valid: npt.NDArray[np.bool_] | None = None, prefer: tuple[int, ...] = ()
+    ) -> int:
+        """The formula of a number, `(n,)` in the probes; `valid` and `prefer` as `Fitter.fit` takes them."""
+        numbers = np.asarray(values, np.float64)
+        formula = self._fitter.fit(numbers, valid, prefer)
         if formula is None:
-            raise UnfitError("a number has no formula", f"{what}, e.g. {np.asarray(values).tolist()[:6]}")
-        return table.setdefault(formula, len(table))
+            raise UnfitError("a number has no formula", f"{what}, e.g. {numbers.tolist()[:6]}")
+        return self._table.setdefault(formula, len(self._table))
 
-    loops = [
-        number([p.extents[i] for p in probes], None, f"the extent of loop {i}") for i in range(len(probes[0].extents))
-    ]
-    stores = skeleton.stores
-    most = max(len(store.loops) for store in stores)
-    shape = (
-        len(stores),
-        max(len(s.accesses) for s in stores),
-        max((a.dims for s in stores for a in s.accesses), default=1),
-    )
-    extents = np.ones((len(stores), max(most, 1)), np.int64)
-    coefficients = np.zeros((*shape, max(most, 1)), np.int64)
-    parts = np.ones_like(coefficients)
-    shapes, spreads = np.ones(shape, np.int64), np.zeros(shape, np.int64)
-    for s, store in enumerate(stores):
-        extents[s, : len(store.loops)] = [loops[loop] for loop in store.loops]
-        for b, access in enumerate(store.accesses):
-            where = f"{access.name} in store {s}"
-            for d in range(access.dims):
-                shapes[s, b, d] = number([p.shapes[s][b][d] for p in probes], None, f"the shape of {where}")
-                apart = np.array([p.spreads[s][b][d] for p in probes])
-                if apart.any():
-                    spreads[s, b, d] = number(apart, None, f"the indices of {where}")
-                for at in range(len(store.loops)):
-                    steps = np.array([p.coefficients[s][b][d, at] for p in probes])
-                    if not steps.any():
-                        continue
-                    inner = _inside(list(table)[extents[s, at]], tiles)
-                    coefficients[s, b, d, at] = number(steps, steps > 0, f"a step of {where}", inner)
-                    part = np.array([p.parts[s][b][d, at] for p in probes])
-                    whole = np.array([p.extents[store.loops[at]] for p in probes])
-                    parts[s, b, d, at] = (
-                        extents[s, at]
-                        if (part == whole)[steps > 0].all()
-                        else number(part, steps > 0, f"a part of a loop of {where}")
-                    )
-    formulas = tuple(table)
-    exponents, weights = _monomials(formulas, sketch.decision_width)
-    return SymbolicProgram(
-        skeleton, formulas, extents, coefficients, parts, shapes, spreads, exponents, weights, len(rows)
-    )
+    def _step(self, steps: Numbers, part: Numbers, loop: int, extent: int, where: str) -> tuple[int, int]:
+        """The formulas of a loop's step in an index, and of the extent of the part of the loop that is in it."""
+        moved = steps > 0
+        inner = _inside(list(self._table)[extent], self._tiles)
+        step = self._number(steps, f"a step of {where}", moved, inner)
+        whole = np.array([probe.extents[loop] for probe in self._probes])
+        if (part == whole)[moved].all():
+            return step, extent
+        return step, self._number(part, f"a part of a loop of {where}", moved)
 
 
 def _inside(extent: Formula, tiles: Sequence[tuple[int, int]]) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from tests.tlp.felix.test_gradient_search import open_search, other
 from tests.tuning import ask
 from tlp.core import signals as _signals
 from tlp.felix import cells, gradient_search
-from tlp.felix.symbolic import UnfitError
+from tlp.felix.probe import UnfitError
 from tlp.programs.space import DesignSpace
 from tlp.search.adaptation import Adaptation, Measured
 from tlp.search.array_scores import ArrayModel

@@ -19,9 +19,8 @@ from tlp.core.errors import InvalidInputError
 from tlp.felix.columns import NAMES, TVM_COLUMNS, WIDTH
 from tlp.felix.config import FelixConfig
 from tlp.felix.scorer import FelixScorer
-from tlp.felix.stores import StoreReader, Stores
+from tlp.felix.stores import StoreReader, Stores, log_unroll
 from tlp.felix.training import FELIX_OPTIONS, FelixData, read_stores, train_felix
-from tlp.felix.unrolling import log_unroll
 from tlp.language.sketch import decision_slots, parse_sketch
 from tlp.programs.per_store import PerStoreFeatures
 from tlp.training.data.dataset import Dataset, build_dataset

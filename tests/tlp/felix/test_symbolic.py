@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tests.tlp.programs.conftest import KINDS, _module
 from tlp.felix.columns import NAMES, TVM_COLUMNS
 from tlp.felix.features import Features
-from tlp.felix.probe import UnreadableError, apply_trace, take_apart
-from tlp.felix.symbolic import SymbolicProgram, UnfitError, choose_probes, factor_logs, make_symbolic
+from tlp.felix.probe import UnfitError, UnreadableError, apply_trace, take_apart
+from tlp.felix.symbolic import SymbolicProgram, choose_probes, factor_logs, make_symbolic
 from tlp.language.arrays import Arrays
 from tlp.programs.space import DesignSpace
 from tlp.programs.tvm import make_tune_context
@@ -140,8 +140,8 @@ def test_formulas_are_what_programs_have(fitted: Callable[[str], list[Fitted]]) 
             for s, store in enumerate(taken.skeleton.stores):
                 assert (values[cell.program.extents[s, : len(store.loops)]] == taken.extents[list(store.loops)]).all()
                 for b, access in enumerate(store.accesses):
-                    assert (values[cell.program.shapes[s, b, : access.dims]] == taken.shapes[s][b]).all()
-                    steps = taken.coefficients[s][b]
+                    assert (values[cell.program.shapes[s, b, : access.dims]] == taken.accesses[s][b].shape).all()
+                    steps = taken.accesses[s][b].coefficients
                     mine = values[cell.program.coefficients[s, b, : access.dims, : steps.shape[1]]]
                     assert (mine[steps > 0] == steps[steps > 0]).all()
 

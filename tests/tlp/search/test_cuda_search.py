@@ -20,7 +20,8 @@ from tests.tlp.felix.test_symbolic import TOLERANCE, Fitted, places_of
 from tests.tlp.programs.conftest import KINDS, _module
 from tests.tuning import ask
 from tlp.felix.columns import NAMES
-from tlp.felix.symbolic import UnfitError, choose_probes, make_symbolic
+from tlp.felix.probe import UnfitError
+from tlp.felix.symbolic import choose_probes, make_symbolic
 from tlp.language.arrays import Arrays, IntArray
 from tlp.language.encoders import METASCHEDULE, default_version
 from tlp.language.limits import Limits, find_limits
