@@ -13,14 +13,12 @@ from tlp.cli import (
     bootstrap,
     demo,
     device,
-    doctor,
     evaluate,
     exchange,
     measure,
     model,
     network,
     services,
-    status,
     train,
     tune,
 )
@@ -39,7 +37,7 @@ def build() -> typer.Typer:
         rich_markup_mode="rich",
     )
     app.callback()(_root)
-    for module in (doctor, demo, services, status, bootstrap, measure, train, evaluate, tune):
+    for module in (services, demo, bootstrap, measure, train, evaluate, tune):
         module.register(app)
     for sub in (device.app(), network.app(), model.app(), exchange.import_app(), exchange.export_app()):
         app.add_typer(sub)

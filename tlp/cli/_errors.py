@@ -40,27 +40,34 @@ def reporting(arguments: Sequence[str], *, as_json: bool) -> Iterator[Outcome]:
     outcome = Outcome()
     try:
         yield outcome
-    except TlpError as exc:
-        if exc.next_command is None:
-            exc.next_command = _help_of(arguments)
-        outcome.exit_code = _report(exc, as_json=as_json)
+    except typer.Exit as exc:
+        outcome.exit_code = exc.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        _print(_interrupted(arguments), "Interrupted", as_json=as_json)
+        outcome.exit_code = INTERRUPTED
     except typer.TyperException as exc:  # a usage error: exit code 2
         command = getattr(getattr(exc, "ctx", None), "command_path", "tlp")
         usage = InvalidInputError(exc.format_message(), next_command=f"{command} --help")
         _print(usage, "UsageError", as_json=as_json)
         outcome.exit_code = exc.exit_code
-    except typer.Exit as exc:
-        outcome.exit_code = exc.exit_code
-    except (KeyboardInterrupt, typer.Abort):
-        outcome.exit_code = INTERRUPTED
-        _print(_interrupted(arguments), "Interrupted", as_json=as_json)
-    except OSError as exc:
-        if exc.errno in _NOT_WRITABLE:
-            outcome.exit_code = _report(_not_writable(exc), as_json=as_json)
-        else:
-            outcome.exit_code = _unexpected(exc, as_json=as_json)
     except Exception as exc:  # noqa: BLE001  the last handler of the process
-        outcome.exit_code = _unexpected(exc, as_json=as_json)
+        error = _translated(exc, arguments)
+        kind = type(exc if isinstance(error, InternalError) else error).__name__
+        _print(error, kind, as_json=as_json)
+        outcome.exit_code = error.exit_code
+
+
+def _translated(exc: Exception, arguments: Sequence[str]) -> TlpError:
+    """The error as one of our tree, with what to type next; what is none of it is a fault of ours."""
+    if isinstance(exc, OSError) and exc.errno in _NOT_WRITABLE:
+        text = f"{exc.filename or 'a file'} cannot be written: {exc.strerror}"
+        return InvalidInputError(f"{text} (TLP_HOME holds everything this program writes)", next_command="tlp doctor")
+    if not isinstance(exc, TlpError) or isinstance(exc, InternalError):
+        return _fault_of_ours(exc)
+    if exc.next_command is None:
+        words = [word for word in arguments if not word.startswith("-")]
+        exc.next_command = " ".join(["tlp", *words[: 2 if words and words[0] in _GROUPS else 1], "--help"])
+    return exc
 
 
 def _interrupted(arguments: Sequence[str]) -> TlpError:
@@ -71,43 +78,20 @@ def _interrupted(arguments: Sequence[str]) -> TlpError:
     return InvalidInputError("interrupted; what was stored is kept", next_command=shlex.join(["tlp", *words]))
 
 
-def _help_of(arguments: Sequence[str]) -> str:
-    words = [word for word in arguments if not word.startswith("-")]
-    return " ".join(["tlp", *words[: 2 if words and words[0] in _GROUPS else 1], "--help"])
-
-
-def _not_writable(exc: OSError) -> TlpError:
-    where = exc.filename or "a file"
-    return InvalidInputError(
-        f"{where} cannot be written: {exc.strerror} (TLP_HOME holds everything this program writes)",
-        next_command="tlp doctor",
-    )
-
-
-def _report(exc: TlpError, *, as_json: bool) -> int:
-    if isinstance(exc, InternalError):
-        return _unexpected(exc, as_json=as_json)
-    _print(exc, type(exc).__name__, as_json=as_json)
-    return exc.exit_code
-
-
-def _unexpected(exc: Exception, *, as_json: bool) -> int:
-    """A fault of ours: the traceback goes to a file, the person gets one line."""
+def _fault_of_ours(exc: Exception) -> InternalError:
+    """The traceback goes to a file, the person gets one line."""
     text = "".join(traceback.format_exception(exc))
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     try:
         folder = get_settings().logs_dir
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"error-{stamp}.log"
+        path = folder / f"error-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}.log"
         path.write_text(f"{' '.join(sys.argv)}\n{text}")
         where = f"traceback in {path}"
     except (OSError, TlpError) as log_error:
         sys.stderr.write(text)
         where = f"no log file could be written: {log_error}"
-    first_line = str(exc).splitlines()[0] if str(exc) else ""
-    wrapped = InternalError(f"{type(exc).__name__}: {first_line} ({where})", next_command="tlp doctor")
-    _print(wrapped, type(exc).__name__, as_json=as_json)
-    return InternalError.exit_code
+    first_line = (str(exc).splitlines() or [""])[0]
+    return InternalError(f"{type(exc).__name__}: {first_line} ({where})", next_command="tlp doctor")
 
 
 def _print(exc: TlpError, kind: str, *, as_json: bool) -> None:
@@ -115,7 +99,5 @@ def _print(exc: TlpError, kind: str, *, as_json: bool) -> None:
         body = {"error": exc.message, "class": kind, "next_command": exc.next_command}
         sys.stderr.write(json.dumps(body) + "\n")
     else:
-        sys.stderr.write(f"error: {exc.message}\n")
-        if exc.next_command:
-            sys.stderr.write(f"try:   {exc.next_command}\n")
+        sys.stderr.write(f"error: {exc.message}\n" + (f"try:   {exc.next_command}\n" if exc.next_command else ""))
     sys.stderr.flush()

@@ -5,21 +5,17 @@ from __future__ import annotations
 import functools
 import inspect
 import io
-import json
 import logging
-import math
 import os
 import sys
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import asdict, dataclass, is_dataclass
-from datetime import UTC, date, datetime
-from enum import Enum
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
+from pydantic_core import to_json
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -41,7 +37,7 @@ class Output:
     """A command's answer.
 
     Attributes:
-        data: what `--json` prints; see `jsonable`.
+        data: what `--json` prints: JSON types, and what pydantic knows how to write.
         text: builds what a person sees; called only without `--json`, so that rich is imported only then.
         exit_code: of the process.
     """
@@ -70,29 +66,6 @@ LOGGERS = ("tlp", "storage", "flows")
 state = _State()
 
 
-def jsonable(value: Any) -> Any:
-    """Plain JSON types: times as ISO 8601 UTC, enums by value, dataclasses as objects, NaN and infinities as null."""
-    if isinstance(value, Enum):
-        return value.value
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
-    if isinstance(value, date | Path):
-        return str(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return jsonable(asdict(value))
-    if isinstance(value, Mapping):
-        return {str(k): jsonable(v) for k, v in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [jsonable(v) for v in value]
-    if hasattr(value, "item"):  # numpy scalars, without importing numpy
-        return jsonable(value.item())
-    raise TypeError(f"{type(value).__name__} has no JSON form")
-
-
 def console(stream: TextIO) -> Console:
     """A rich console on that stream."""
     from rich.console import Console
@@ -103,7 +76,9 @@ def console(stream: TextIO) -> Console:
 def emit(output: Output, *, as_json: bool, stream: TextIO) -> None:
     """Print the answer on `stream`."""
     if as_json:
-        stream.write(json.dumps(jsonable(output.data), indent=2, allow_nan=False) + "\n")
+        # times as ISO 8601, enums by value, NaN and infinities as null, numpy's scalars as numbers
+        text = to_json(output.data, indent=2, inf_nan_mode="null", fallback=lambda value: value.item())
+        stream.write(text.decode() + "\n")
     else:
         shown = output.text()
         out = console(stream)

@@ -1,19 +1,35 @@
-"""`tlp up`, `tlp down`, `tlp deploy`."""
+"""`tlp up`, `tlp down`, `tlp deploy`, `tlp status`, `tlp doctor`."""
 
 from __future__ import annotations
 
 import typer
 
 from tlp.cli._context import open_all, prepare_prefect
-from tlp.cli._output import Output, command
+from tlp.cli._output import Output, command, state
 from tlp.core.progress import say
+from tlp.core.settings import get_settings
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
+    command(app, "doctor", example="tlp doctor")(doctor)
     command(app, "up", example="tlp up")(up)
     command(app, "down", example="tlp down")(down)
     command(app, "deploy", example="tlp up && tlp deploy")(deploy)
+    command(app, "status", example="tlp status --json")(status)
+
+
+def doctor() -> Output:
+    """Check this installation, one numbered line per check, each with what to type if it fails.
+
+    Exit code 1 if any check fails.
+    """
+    from tlp.report import fleet as tables
+    from tlp.services.doctor import run_checks
+
+    checks = run_checks()
+    failed = any(check["status"] == "fail" for check in checks)
+    return Output(checks, lambda: tables.checks(checks), exit_code=1 if failed else 0)
 
 
 def up() -> Output:
@@ -21,8 +37,7 @@ def up() -> Output:
     from tlp import services
     from tlp.report import fleet as tables
 
-    fleet = open_all()
-    view = services.up(fleet.settings, _say)
+    view = services.up(open_all().settings, _say)
     return Output(view.as_dict(), lambda: tables.services(view.as_dict()))
 
 
@@ -30,8 +45,7 @@ def down() -> Output:
     """Stop what `tlp up` started."""
     from tlp import services
 
-    fleet = open_all()
-    stopped = [service.name for service in services.down(fleet.settings, _say)]
+    stopped = [service.name for service in services.down(open_all().settings, _say)]
     return Output({"stopped": stopped}, lambda: f"stopped: {', '.join(stopped) or 'nothing was running'}")
 
 
@@ -39,12 +53,20 @@ def deploy() -> Output:
     """Create or update the deployments and schedules of prefect.yaml on the server of `tlp up`."""
     from tlp.report import fleet as tables
 
-    fleet = open_all()
     prepare_prefect()
     from flows import _deploy
 
-    report = _deploy.deploy(fleet.settings)
+    report = _deploy.deploy(get_settings())
     return Output(report, lambda: tables.deployments(report))
+
+
+def status() -> Output:
+    """Show the fleet, quotas, models and runs, and why anything is late."""
+    from tlp.report import fleet as tables
+    from tlp.services.status import collect
+
+    data = collect(open_all())
+    return Output(data, lambda: tables.status(data, verbose=state.verbose))
 
 
 def _say(name: str, what: str) -> None:
