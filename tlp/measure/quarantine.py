@@ -53,17 +53,17 @@ def probation(fleet: Fleet, name: str) -> Probation | None:
     """Where that device stands; None if it is not quarantined. Raises NotFoundError."""
     if fleet.store.get_device(name).state is not DeviceState.QUARANTINED:
         return None
-    row = []
+    in_a_row = []
     for event in reversed(fleet.store.device_events(name)):
         if event.state is DeviceState.QUARANTINED:
-            row.append(event)
+            in_a_row.append(event)
         elif event.code is not ReasonCode.PROBE:
             break
-    if not row:  # retired or resumed between the two looks
+    if not in_a_row:  # retired or resumed between the two looks
         return None
-    failed = len(row) - 1
+    failed, newest = len(in_a_row) - 1, in_a_row[0]
     pause_s = min(fleet.settings.probe_first_s * 2.0 ** min(failed, 64), fleet.settings.probe_longest_s)
-    return Probation(row[-1].at, failed, row[0].at, row[0].at + timedelta(seconds=pause_s), row[0].reason)
+    return Probation(in_a_row[-1].at, failed, newest.at, newest.at + timedelta(seconds=pause_s), newest.reason)
 
 
 def try_now(fleet: Fleet, name: str, runner: Runner) -> bool:
@@ -75,31 +75,30 @@ def try_now(fleet: Fleet, name: str, runner: Runner) -> bool:
         NotFoundError: no such device.
         UserError: a person retired it meanwhile; it stays so.
     """
-    found = probation(fleet, name)
-    if found is None:
+    standing = probation(fleet, name)
+    if standing is None:
         runs.require_not_retired(fleet.store, name)
         return True
-    number = found.failed_probes + 1
-    runs.move(fleet.store, name, DeviceState.MEASURING, f"probe {number}", ReasonCode.PROBE)
-    why: str | None = "it was interrupted"
+    label = f"probe {standing.failed_probes + 1}"
+    runs.move(fleet.store, name, DeviceState.MEASURING, label, ReasonCode.PROBE)
+    reason, code = f"{label} failed: it was interrupted", ReasonCode.PROBE_FAILED
     try:
         outcome = probe(fleet.store.get_device(name).target, runner)
-        why = None if outcome.state is MeasurementState.OK else f"{outcome.state} {outcome.error}"
+        if outcome.state is MeasurementState.OK:
+            reason, code = f"{label} ok", ReasonCode.PROBE_OK
+        else:
+            reason = f"{label} failed: {outcome.state} {outcome.error}"
     except DeviceError as exc:
-        why = exc.message
+        reason = f"{label} failed: {exc.message}"
     finally:
         # Whatever became of it: its life goes on from QUARANTINED, unless a person retired it.
-        reason, code = (
-            (f"probe {number} ok", ReasonCode.PROBE_OK)
-            if why is None
-            else (f"probe {number} failed: {why}", ReasonCode.PROBE_FAILED)
-        )
         fleet.store.set_device_state(name, DeviceState.QUARANTINED, reason, code=code)
     runs.require_not_retired(fleet.store, name)
-    if why is None:
-        before = runs.state_before(fleet.store, name, *runs.BUSY, *runs.OUT_OF_WORK)
-        runs.move(fleet.store, name, before, f"back by itself, probe {number} ran", ReasonCode.RETURNED)
-    return why is None
+    if code is not ReasonCode.PROBE_OK:
+        return False
+    before = runs.state_before(fleet.store, name, *runs.BUSY, *runs.OUT_OF_WORK)
+    runs.move(fleet.store, name, before, f"back by itself, {label} ran", ReasonCode.RETURNED)
+    return True
 
 
 def require_in_work(fleet: Fleet, name: str) -> None:
@@ -110,28 +109,21 @@ def require_in_work(fleet: Fleet, name: str) -> None:
         UserError: it is quarantined and stays so, the message says why and when it is probed next; or it was retired
             during the probe.
     """
-    found = probation(fleet, name)
-    if found is None:
-        return
-    wait_s = found.due_in_s(datetime.now(UTC))
-    if wait_s == 0:
-        say(f"{name} is quarantined since {found.since:%Y-%m-%d %H:%M} UTC, probing it")
-        limits = fleet.settings.model_copy(
-            update={"queue_timeout_s": min(fleet.settings.queue_timeout_s, PROBE_QUEUE_S), "device_max_losses": 1}
-        )
-        with (
-            runs.device_lock(fleet.settings, name),
-            open_runner(fleet.store.get_device(name), limits, quarantined=True) as runner,
-        ):
+    standing = probation(fleet, name)
+    if standing is not None and standing.due_in_s(datetime.now(UTC)) == 0:
+        say(f"{name} is quarantined since {standing.since:%Y-%m-%d %H:%M} UTC, probing it")
+        limits = {"queue_timeout_s": min(fleet.settings.queue_timeout_s, PROBE_QUEUE_S), "device_max_losses": 1}
+        settings = fleet.settings.model_copy(update=limits)
+        device = fleet.store.get_device(name)
+        with runs.device_lock(settings, name), open_runner(device, settings, quarantined=True) as runner:
             if try_now(fleet, name, runner):
                 return
-        found = probation(fleet, name)
-        if found is None:
-            return
-        wait_s = found.due_in_s(datetime.now(UTC))
+        standing = probation(fleet, name)
+    if standing is None:
+        return
     raise UserError(
-        f"device {name!r} is quarantined since {found.since:%Y-%m-%d %H:%M} UTC ({found.reason}); "
-        f"the next probe is due in {wait_s:.0f} s",
+        f"device {name!r} is quarantined since {standing.since:%Y-%m-%d %H:%M} UTC ({standing.reason}); "
+        f"the next probe is due in {standing.due_in_s(datetime.now(UTC)):.0f} s",
         next_command=f"tlp device resume {name}",
     )
 
@@ -151,27 +143,20 @@ def set_aside(store: MeasurementStore, name: str, cause: DeviceError) -> None:
 def wait_for_return(fleet: Fleet, name: str, runner: Runner, sleep: Callable[[float], None] = time.sleep) -> bool:
     """Within a run: probe the device that was just quarantined until it is back, or `probe_patience_s` are over.
 
-    Args:
-        store: the store.
-        settings: back-off and patience.
-        name: the device.
-        runner: of the device.
-        sleep: waits that many seconds.
-
     Raises:
         NotFoundError: no such device.
         UserError: a person retired it meanwhile; it stays so.
     """
     end = time.monotonic() + fleet.settings.probe_patience_s
     while True:
-        found = probation(fleet, name)
-        if found is None:
+        standing = probation(fleet, name)
+        if standing is None:
             runs.require_not_retired(fleet.store, name)
             return True  # a person resumed it
-        wait_s = found.due_in_s(datetime.now(UTC))
+        wait_s = standing.due_in_s(datetime.now(UTC))
         if time.monotonic() + wait_s > end:
             return False
-        say(f"{name} is lost, probe {found.failed_probes + 1} in {wait_s:.0f} s: {found.reason}")
+        say(f"{name} is lost, probe {standing.failed_probes + 1} in {wait_s:.0f} s: {standing.reason}")
         sleep(wait_s)
         if try_now(fleet, name, runner):
             say(f"{name} is back")

@@ -16,6 +16,7 @@ from tests.fleets import fleet_of
 from tlp.core.errors import DeviceError, InvalidInputError, NotFoundError
 from tlp.core.settings import Settings
 from tlp.measure import tracker as trackers
+from tlp.measure.endpoint import RpcEndpoint
 from tlp.measure.enroll_rpc import Step, enroll_rpc, rpc_device
 
 TARGET = {"kind": "llvm", "mcpu": "x86-64-v2", "num-cores": 1}
@@ -30,7 +31,8 @@ def store() -> MeasurementStore:
 def enroll(store: MeasurementStore, tracker: str, *, key: str = "board", cc: str | None = None, **limits: float):
     wanted = QUICK | limits
     settings = Settings(**wanted)  # type: ignore[arg-type]
-    return enroll_rpc(fleet_of(settings, store), "pi", target=TARGET, tracker=tracker, key=key, cc=cc, min_samples=5)
+    endpoint = RpcEndpoint(tracker=tracker, key=key, cc=cc)
+    return enroll_rpc(fleet_of(settings, store), "pi", endpoint, target=TARGET, min_samples=5)
 
 
 def fails_at(store: MeasurementStore, step: Step, *args: object, **kwargs: object) -> DeviceError:
@@ -123,14 +125,16 @@ def test_a_linker_that_is_not_there(store, boards):
 def test_what_cannot_be_a_device(field, value, named):
     wanted = {"target": TARGET, "tracker": "127.0.0.1:9190", "key": "board", "min_samples": 5} | {field: value}
     with pytest.raises(InvalidInputError, match=named) as caught:
-        rpc_device(Settings(), "pi", **wanted)
+        endpoint = RpcEndpoint(tracker=wanted.pop("tracker"), key=wanted.pop("key"))
+        rpc_device(Settings(), "pi", endpoint, **wanted)
     assert caught.value.next_command
 
 
 def test_a_board_of_another_architecture_is_linked_by_its_triple():
     from tlp.measure.rpc import linker
 
-    device = rpc_device(Settings(), "pi", target="raspberry-pi/4b-aarch64", tracker="127.0.0.1:9190", key="pi")
+    endpoint = RpcEndpoint(tracker="127.0.0.1:9190", key="pi")
+    device = rpc_device(Settings(), "pi", endpoint, target="raspberry-pi/4b-aarch64")
     assert device.family == "aarch64" and device.target["num-cores"] == 4
     assert linker(device.target, "my-g++") == ("my-g++", ".so")
     assert linker({"kind": "llvm", "mtriple": "riscv64-linux-gnu"}, None) == (None, ".tar")
