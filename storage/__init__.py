@@ -8,27 +8,21 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from storage._base import MeasurementStore
-from storage._open import open_store
-from storage._quality_types import Canary, CanaryState, RoundQuality
-from storage._types import (
-    Actor,
+from storage.contract import MeasurementStore, open_store
+from storage.rows import (
+    Canary,
     Device,
     DeviceCounts,
     DeviceEvent,
-    DeviceState,
     ImportReport,
     Measurement,
     MeasurementBatch,
-    MeasurementState,
     ModelEvent,
     Network,
     NetworkTask,
     Program,
-    ReasonCode,
+    RoundQuality,
     Run,
-    RunKind,
-    RunState,
     Sketch,
     SkippedLine,
     TuningResult,
@@ -36,14 +30,15 @@ from storage._types import (
     canonical_json,
     stable_id,
 )
+from storage.states import Actor, CanaryState, DeviceState, MeasurementState, ReasonCode, RunKind, RunState
 
 if TYPE_CHECKING:
-    from storage._duckdb import DuckDBStore
+    from storage.duckdb import DuckDBStore
     from storage.parquet import export_parquet, import_parquet
 
 # Backends import duckdb and polars: only when they are asked for.
 _LAZY = {
-    "DuckDBStore": "storage._duckdb",
+    "DuckDBStore": "storage.duckdb",
     "export_parquet": "storage.parquet",
     "import_parquet": "storage.parquet",
 }

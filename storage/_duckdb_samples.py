@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import duckdb
 import polars as pl
 
-from storage._base import MeasurementStore
-from storage._connection import Connector, MemoryConnector
-from storage._duckdb_catalog import insert_sketches, next_number
-from storage._duckdb_quality import insert_canaries, note_landed
-from storage._frames import (
+from storage._duckdb_catalog import insert_canaries, insert_sketches, note_landed
+from storage.checks import checked_canary
+from storage.connection import Connector, MemoryConnector
+from storage.contract import MeasurementStore
+from storage.errors import ErrorCode, InvalidInputError
+from storage.frames import (
     BEST_COLUMNS,
     MEASUREMENT_SCHEMA,
     OUTCOME_COLUMNS,
@@ -24,18 +24,18 @@ from storage._frames import (
     measurement_frame,
     program_frame,
 )
-from storage._quality_types import Canary
-from storage._rows import checked_canary
-from storage._types import MeasurementBatch, MeasurementState, Sketch
-from storage.errors import InvalidInputError
-
-Connection = duckdb.DuckDBPyConnection
+from storage.rows import Canary, MeasurementBatch, Sketch
+from storage.states import MeasurementState
+from storage.table import Connection, names, next_number
 
 _OK = str(MeasurementState.OK)
-
-_JOINED = """
-    SELECT m.seq, m.measurement_id, m.device, p.workload_id, p.sketch_id, p.program_id, p.decisions, m.latency_s,
-           m.at_utc AS at, m.run_id, m.state, m.error, m.run_secs, m.canary_off
+# The columns of a measurement are those of its dataclass, but for two that are stored in another way.
+_STORED = {"program_id": "program_no", "at": "at_utc"}
+_INSERTED = {"program_id": "n.program_no", "at": "(m.at AT TIME ZONE 'UTC')"}
+_OWN = [name for name in MEASUREMENT_SCHEMA if name not in _STORED]
+_JOINED = f"""
+    SELECT m.seq, m.at_utc AS at, p.program_id, p.workload_id, p.sketch_id, p.decisions,
+        {", ".join(f"m.{name}" for name in _OWN)}
     FROM measurements m JOIN programs p ON p.program_no = m.program_no
 """
 
@@ -107,10 +107,7 @@ class SampleTables(MeasurementStore):
         workload_ids: Sequence[str] | None = None,
         flagged: bool = False,
     ) -> pl.DataFrame:
-        condition, params = _sample_condition(devices, watermark, after, flagged)
-        if workload_ids is not None:
-            condition += " AND p.workload_id IN (SELECT unnest(?::VARCHAR[]))"
-            params.append(list(workload_ids))
+        condition, params = _sample_condition(devices, watermark, after, flagged, workload_ids)
         with self._connector.reading() as con:
             return _outcomes(con, condition, params, SAMPLE_COLUMNS)
 
@@ -149,12 +146,35 @@ class SampleTables(MeasurementStore):
             after = row[0]
             yield frame
 
+    def programs_with_latency(
+        self,
+        *,
+        devices: Sequence[str],
+        watermark: int | None = None,
+        workload_ids: Sequence[str] | None = None,
+    ) -> pl.DataFrame:
+        condition, params = _sample_condition(devices, watermark, 0, workload_ids=workload_ids)
+        with self._connector.reading() as con:
+            # The medians first: the lists of decisions stay out of the grouping.
+            return _frame(
+                con,
+                f"""
+                WITH timed AS (
+                    SELECT m.device, m.program_no, median(m.latency_s) AS latency_s, count(*) AS samples,
+                        min(m.seq) AS seq
+                    FROM measurements m JOIN programs p ON p.program_no = m.program_no WHERE {condition}
+                    GROUP BY m.device, m.program_no
+                )
+                SELECT t.device, p.workload_id, p.sketch_id, p.program_id, p.decisions, t.latency_s, t.samples, t.seq
+                FROM timed t JOIN programs p ON p.program_no = t.program_no
+                """,
+                params,
+            ).sort("workload_id", "program_id", "device")
+
     def sample_languages(self, *, watermark: int | None = None) -> dict[str, dict[str, int]]:
         condition, params = _sample_condition(None, watermark, 0)
         with self._connector.reading() as con:
-            found: dict[str, dict[str, int]] = {
-                name: {} for (name,) in con.execute("SELECT name FROM devices ORDER BY name").fetchall()
-            }
+            languages: dict[str, dict[str, int]] = {name: {} for name in sorted(names(con, "devices"))}
             rows = con.execute(
                 f"""
                 SELECT m.device, s.language, count(*) FROM measurements m
@@ -164,8 +184,8 @@ class SampleTables(MeasurementStore):
                 params,
             ).fetchall()
         for device, language, count in rows:
-            found[device][language] = count
-        return found
+            languages[device][language] = count
+        return languages
 
     def measurements(
         self,
@@ -249,7 +269,11 @@ def _frame(con: Connection, query: str, params: list[Any]) -> pl.DataFrame:
 
 
 def _sample_condition(
-    devices: Sequence[str] | None, watermark: int | None, after: int, flagged: bool = False
+    devices: Sequence[str] | None,
+    watermark: int | None,
+    after: int,
+    flagged: bool = False,
+    workload_ids: Sequence[str] | None = None,
 ) -> tuple[str, list[Any]]:
     condition = "m.state = ? AND m.seq > ?"
     params: list[Any] = [_OK, after]
@@ -258,15 +282,16 @@ def _sample_condition(
     if watermark is not None:
         condition += " AND m.seq <= ?"
         params.append(watermark)
-    if devices is not None:
-        condition += " AND m.device IN (SELECT unnest(?::VARCHAR[]))"
-        params.append(list(devices))
+    for column, wanted in (("m.device", devices), ("p.workload_id", workload_ids)):
+        if wanted is not None:
+            condition += f" AND {column} IN (SELECT unnest(?::VARCHAR[]))"
+            params.append(list(wanted))
     return condition, params
 
 
 def _outcomes(con: Connection, condition: str, params: list[Any], columns: Sequence[str]) -> pl.DataFrame:
-    names = ", ".join(f'"{column}"' for column in columns)
-    frame = _frame(con, f"SELECT {names} FROM ({_JOINED} WHERE {condition})", params)
+    wanted = ", ".join(f'"{column}"' for column in columns)
+    frame = _frame(con, f"SELECT {wanted} FROM ({_JOINED} WHERE {condition})", params)
     # Sorted here: DuckDB would carry the lists through its sort (4 times slower).
     return frame.sort("seq").with_columns(pl.col("at").dt.replace_time_zone("UTC"))
 
@@ -293,7 +318,7 @@ def _check_devices(con: Connection) -> None:
     ).fetchall()
     if rows:
         raise InvalidInputError(
-            f"measurements of the unknown device {rows[0][0]!r}", next_command=f"tlp device enroll {rows[0][0]}"
+            f"measurements of the unknown device {rows[0][0]!r}", code=ErrorCode.DEVICE_NOT_ENROLLED, name=rows[0][0]
         )
 
 
@@ -354,11 +379,10 @@ def _insert_measurements(con: Connection) -> int:
     )
     con.execute("CREATE TEMP TABLE stored AS SELECT measurement_id FROM measurements JOIN seen USING (seq)")
     row = con.execute(
-        """
-        INSERT INTO measurements
+        f"""
+        INSERT INTO measurements (seq, id_hash, {", ".join(_STORED.get(name, name) for name in MEASUREMENT_SCHEMA)})
         SELECT (?::BIGINT) + row_number() OVER (ORDER BY m."row") - 1, md5_number_lower(m.measurement_id),
-               m.measurement_id, n.program_no, m.device, m.run_id, (m.at AT TIME ZONE 'UTC'), m.state, m.run_secs,
-               m.latency_s, m.error, m.canary_off
+            {", ".join(_INSERTED.get(name, f"m.{name}") for name in MEASUREMENT_SCHEMA)}
         FROM new_measurements m JOIN numbered n USING (program_id) ANTI JOIN stored USING (measurement_id)
         """,
         [next_number(con, "measurements", "seq")],

@@ -10,7 +10,7 @@ when `hand_in` has returned it survives the death of the process. **Taking in** 
 in one transaction that also notes their names in the store's ledger, and deletes the files after it. Killed in between,
 the next `ingest` finds them in the ledger and only deletes them: every row is stored once.
 
-What a file holds: `storage/_landing_file.py`. Whatever else lies in the folder is left alone and named (`odd`).
+What a file holds: `storage/landing_file.py`. Whatever else lies in the folder is left alone and named (`odd`).
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ import filelock
 import polars as pl
 import pyarrow as pa
 
-from storage import landing_entries
-from storage._base import MeasurementStore
-from storage._connection import nearest_folder
-from storage._frames import MEASUREMENT_SCHEMA, PROGRAM_SCHEMA
-from storage._landing_file import SKETCH_COLUMNS, Content, decode, encode
-from storage._types import MeasurementBatch, MeasurementState, Sketch
-from storage.errors import InvalidInputError, StoreError, StoreVersionError, TlpError, UserError
+from storage.connection import nearest_folder
+from storage.contract import MeasurementStore
+from storage.errors import ErrorCode, InvalidInputError, StoreError, StoreVersionError, TlpError, UserError
+from storage.frames import MEASUREMENT_SCHEMA, PROGRAM_SCHEMA
+from storage.landing_entries import REJECTED, Entries, look, set_aside
+from storage.landing_file import SKETCH_COLUMNS, Content, decode, encode
+from storage.rows import MeasurementBatch, Sketch
+from storage.states import MeasurementState
 
 GROUP = 250  # files per transaction
 STALE_S = 3600.0  # a file still being written after this long belongs to a process that is gone
@@ -69,19 +70,20 @@ class LandingFolder:
 
     Args:
         path: the folder; made when it is first written to.
+        take_in: the command that takes its files in, for the note beside a rejected one.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.rejected_path = path / landing_entries.REJECTED
+    def __init__(self, path: Path, take_in: str = "") -> None:
+        self.path, self._take_in = path, take_in
+        self.rejected_path = path / REJECTED
 
     def pending(self) -> list[Path]:
         """Files that wait, oldest first."""
-        return [path for path, _ in landing_entries.look(self.path).batches]
+        return [path for path, _ in look(self.path).batches]
 
     def rejected(self) -> list[Path]:
         """Files that were set aside."""
-        return landing_entries.rejected(self.path)
+        return set_aside(self.path)
 
     def waiting_samples(self, store: MeasurementStore, device: str) -> int:
         """OK measurements of a device, not flagged, in files that wait and are not in the store yet."""
@@ -128,7 +130,8 @@ class LandingFolder:
                 draft.unlink(missing_ok=True)
             raise StoreError(
                 f"the landing folder {self.path} cannot be written: {exc.strerror or exc}",
-                next_command=f"df -h {nearest_folder(final)}",
+                code=ErrorCode.FOLDER_FULL,
+                folder=nearest_folder(final),
             ) from exc
         return final
 
@@ -152,12 +155,13 @@ class LandingFolder:
         except OSError as exc:
             raise StoreError(
                 f"the landing folder {self.path} cannot be read: {exc.strerror or exc}",
-                next_command=f"ls -ld {nearest_folder(self.path / '.lock')}",
+                code=ErrorCode.FOLDER_FORBIDDEN,
+                paths=[nearest_folder(self.path / ".lock")],
             ) from exc
 
     # -- inside -----------------------------------------------------------------------------------------------
     def _ingest(self, store: MeasurementStore, max_files: int | None) -> LandingReport:
-        found = landing_entries.look(self.path)
+        found = look(self.path)
         _remove_stale(found)
         waiting = [path for path, _ in found.batches][:max_files]
         files = stored = rows = 0
@@ -193,7 +197,7 @@ class LandingFolder:
         self, path: Path, exc: TlpError, rejected: list[tuple[str, str]], skipped: list[tuple[str, str]]
     ) -> None:
         """Set a file aside, its reason first; where that cannot be, it is skipped."""
-        again = f"mv {self.rejected_path / path.name} {self.path}/ && tlp import landing"
+        again = f"mv {self.rejected_path / path.name} {self.path}/" + (f" && {self._take_in}" if self._take_in else "")
         text = f"{exc.message}\n\nTo try again: {again}\n"
         try:
             self.rejected_path.mkdir(exist_ok=True)
@@ -226,7 +230,7 @@ def _remove(path: Path) -> list[tuple[str, str]]:
     return []
 
 
-def _remove_stale(found: landing_entries.Entries) -> None:
+def _remove_stale(found: Entries) -> None:
     limit = time.time() - STALE_S
     for draft, written_at in found.drafts:
         if written_at < limit:

@@ -63,7 +63,7 @@ def look(folder: Path) -> Entries:
     )
 
 
-def rejected(folder: Path) -> list[Path]:
+def set_aside(folder: Path) -> list[Path]:
     """Files that were set aside."""
     try:
         return sorted(path for path in (folder / REJECTED).iterdir() if path.name.endswith(".parquet"))

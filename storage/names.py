@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from storage.errors import InvalidInputError
+from storage.errors import ErrorCode, InvalidInputError
 
 NAME_PATTERN: Final = re.compile(r"[a-z0-9][a-z0-9\-_]{0,39}")
 MAX_LENGTH: Final = 40
@@ -32,5 +32,6 @@ def validate_name(kind: str, name: str) -> str:
     raise InvalidInputError(
         f"{name!r} is not a {kind} name: 1 to {MAX_LENGTH} of a-z 0-9 - _, starting with a letter or digit; "
         f"try {suggest_name(name)!r}",
-        next_command=f"tlp {kind} list",
+        code=ErrorCode.BAD_NAME,
+        kind=kind,
     )

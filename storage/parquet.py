@@ -13,72 +13,58 @@
 Runs, canaries, tuning results and model events stay behind: they tell what happened in one place. What a canary said of
 a measurement goes along (`canary_off`); a folder that has flagged ones is of format 2, so that a release that does not
 know the flag refuses it instead of training on them.
+
+The manifest carries the SHA-256 of every file: Parquet's own pages have no checksums, and a flipped bit can otherwise
+come out as another number. Folders of before the checksums are still read, with more distrust (`_rehearse`).
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import shutil
 import socket
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import psutil
 
-from storage._base import MeasurementStore
-from storage._duckdb import DuckDBStore
-from storage._frames import MEASUREMENT_SCHEMA, PROGRAM_SCHEMA, conform, value_or_error_problems
-from storage._parquet_files import new_folder, read_tables, refusing, write_tables
-from storage._rows import json_text, json_value
-from storage._types import (
-    Device,
-    DeviceState,
-    ImportReport,
-    MeasurementState,
-    Network,
-    NetworkTask,
-    RunKind,
-    RunState,
-    Sketch,
-    SkippedLine,
-    Workload,
+from storage.checks import json_text, json_value, now_utc
+from storage.connection import nearest_folder
+from storage.contract import MeasurementStore
+from storage.duckdb import DuckDBStore
+from storage.errors import (
+    AlreadyExistsError,
+    ErrorCode,
+    InvalidInputError,
+    NotFoundError,
+    StoreError,
+    StoreVersionError,
+    TlpError,
 )
-from storage.errors import AlreadyExistsError
+from storage.frames import MEASUREMENT_SCHEMA, PROGRAM_SCHEMA, conform, frame_schema, value_or_error_problems
+from storage.rows import Device, ImportReport, Network, NetworkTask, Sketch, SkippedLine, Workload
+from storage.schema import release, requirement
+from storage.states import DeviceState, MeasurementState, RunKind, RunState
 
+FORMAT = "tlp-measurements"
+FORMAT_VERSION = 2
+_MANIFEST = "manifest.json"
 _BATCH_ROWS = 50_000  # per transaction: others get the store in between
-_COLUMNS = tuple(name for name in MEASUREMENT_SCHEMA if name != "run_id")
-
-_DEVICE_SCHEMA = {
-    "name": pl.String(),
-    "target": pl.String(),
-    "family": pl.String(),
-    "min_samples": pl.Int64(),
-    "facts": pl.String(),
-    "endpoint": pl.String(),
-    "state": pl.String(),
-    "enrolled_at": pl.Datetime("us", "UTC"),
-}
-_WORKLOAD_SCHEMA = {n: pl.String() for n in ("workload_id", "name", "mod_json", "structural_hash", "context")}
-_NETWORK_SCHEMA = {
-    "name": pl.String(),
-    "holdout": pl.Boolean(),
-    "source": pl.String(),
-    "added_at": pl.Datetime("us", "UTC"),
-}
-_TASK_SCHEMA = {"network": pl.String(), "task": pl.String(), "workload_id": pl.String(), "weight": pl.Int64()}
-_SKETCH_SCHEMA = {
-    **{n: pl.String() for n in ("sketch_id", "workload_id", "language", "instructions_json")},
-    "decision_width": pl.Int32(),
-}
+_STRING = pl.String()
 _SCHEMAS = {
-    "devices": pl.Schema(_DEVICE_SCHEMA),
-    "workloads": pl.Schema(_WORKLOAD_SCHEMA),
-    "networks": pl.Schema(_NETWORK_SCHEMA),
-    "network_tasks": pl.Schema(_TASK_SCHEMA),
-    "sketches": pl.Schema(_SKETCH_SCHEMA),
+    "devices": frame_schema(Device),
+    "workloads": frame_schema(Workload),
+    "networks": frame_schema(Network, "tasks"),
+    "network_tasks": pl.Schema({"network": _STRING, "task": _STRING, "workload_id": _STRING, "weight": pl.Int64()}),
+    "sketches": pl.Schema({**frame_schema(Sketch, "context"), "decision_width": pl.Int32()}),
     "programs": PROGRAM_SCHEMA,
-    "measurements": pl.Schema({name: MEASUREMENT_SCHEMA[name] for name in _COLUMNS}),
+    "measurements": pl.Schema({name: kind for name, kind in MEASUREMENT_SCHEMA.items() if name != "run_id"}),
 }
 
 
@@ -100,35 +86,27 @@ def export_parquet(
     networks = store.list_networks()
     programs = store.programs(devices=names)
     # A store that is written meanwhile may have more programs than measurements; the reverse cannot be.
-    measurements = pl.concat([store.measurements(device=name) for name in names]) if names else None
-    if measurements is None:
-        measured = MEASUREMENT_SCHEMA.to_frame().select(_COLUMNS)
-    else:
-        measured = measurements.filter(pl.col("seq") <= watermark).sort("seq").select(_COLUMNS)
+    columns = list(_SCHEMAS["measurements"])
+    parts = [store.measurements(device=name).filter(pl.col("seq") <= watermark) for name in names]
+    measurements = pl.concat(parts).sort("seq").select(columns) if parts else _SCHEMAS["measurements"].to_frame()
     used = set(programs["workload_id"]) | {task.workload_id for network in networks for task in network.tasks}
     workloads = store.get_workloads() if devices is None else store.get_workloads(sorted(used))
     sketches = store.get_sketches(programs["sketch_id"].unique().sort().to_list())
     tables = {
-        "devices": pl.DataFrame([_device_row(d) for d in chosen], schema=_DEVICE_SCHEMA, orient="row"),
-        "workloads": pl.DataFrame([_workload_row(w) for w in workloads], schema=_WORKLOAD_SCHEMA, orient="row"),
-        "networks": pl.DataFrame(
-            [(n.name, n.holdout, n.source, n.added_at) for n in networks], schema=_NETWORK_SCHEMA, orient="row"
-        ),
+        "devices": _table("devices", chosen),
+        "workloads": _table("workloads", workloads),
+        "networks": _table("networks", networks),
         "network_tasks": pl.DataFrame(
             [(n.name, t.task, t.workload_id, t.weight) for n in networks for t in n.tasks],
-            schema=_TASK_SCHEMA,
+            schema=_SCHEMAS["network_tasks"],
             orient="row",
         ),
-        "sketches": pl.DataFrame(
-            [(s.sketch_id, s.workload_id, s.language, s.instructions_json, s.decision_width) for s in sketches],
-            schema=_SKETCH_SCHEMA,
-            orient="row",
-        ),
+        "sketches": _table("sketches", sketches),
         "programs": programs,
-        "measurements": measured,
+        "measurements": measurements,
     }
-    with new_folder(folder) as draft:
-        return write_tables(draft, tables, names, compression_level)
+    with _new_folder(folder) as draft:
+        return _write_tables(draft, tables, names, compression_level)
 
 
 def import_parquet(store: MeasurementStore, folder: Path, *, run_id: str | None = None) -> ImportReport:
@@ -151,9 +129,9 @@ def import_parquet(store: MeasurementStore, folder: Path, *, run_id: str | None 
         InvalidInputError: not an exported folder, or damaged.
         StoreVersionError: a newer release wrote it.
     """
-    tables, compared = read_tables(folder, _SCHEMAS)
+    tables, compared = _read_tables(folder)
     if not compared:
-        with refusing(folder):
+        with _refusing(folder):
             _rehearse(tables)
     if run_id is not None:
         return _import_tables(store, tables, run_id)
@@ -168,14 +146,8 @@ def import_parquet(store: MeasurementStore, folder: Path, *, run_id: str | None 
     except BaseException as exc:
         store.finish_run(own_run, RunState.FAILED, str(exc) or type(exc).__name__)
         raise
-    result = {
-        "read": report.read,
-        "stored": report.stored,
-        "duplicates": report.duplicates,
-        "failed_measurements": report.failed_measurements,
-        "skipped": len(report.skipped),
-        "workloads": report.workloads,
-    }
+    counts = ("read", "stored", "duplicates", "failed_measurements", "workloads")
+    result = {**{name: getattr(report, name) for name in counts}, "skipped": len(report.skipped)}
     store.finish_run(own_run, RunState.DONE, f"{report.stored} of {report.read} measurements were new", result)
     return report
 
@@ -187,30 +159,22 @@ def _rehearse(tables: dict[str, pl.DataFrame]) -> None:
     _import_tables(store, tables, run_id)
 
 
-def _device_row(device: Device) -> tuple[Any, ...]:
-    texts = [json_text("a device", value) for value in (device.target, device.facts, device.endpoint)]
-    return (
-        device.name,
-        texts[0],
-        device.family,
-        device.min_samples,
-        texts[1],
-        texts[2],
-        str(device.state),
-        device.enrolled_at,
-    )
+def _table(name: str, rows: Sequence[Any]) -> pl.DataFrame:
+    schema = _SCHEMAS[name]
+    values = [[_plain(getattr(row, column)) for column in schema] for row in rows]
+    return pl.DataFrame(values, schema=schema, orient="row")
 
 
-def _workload_row(workload: Workload) -> tuple[str, ...]:
-    context = json_text("a workload", workload.context)
-    return workload.workload_id, workload.name, workload.mod_json, workload.structural_hash, context
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return json_text("an exported value", value)
+    return str(value) if isinstance(value, StrEnum) else value
 
 
 def _import_tables(store: MeasurementStore, tables: dict[str, pl.DataFrame], run_id: str) -> ImportReport:
     _add_devices(store, tables["devices"])
     workloads = [
-        Workload(r["workload_id"], r["name"], r["mod_json"], r["structural_hash"], json_value(r["context"]))
-        for r in tables["workloads"].iter_rows(named=True)
+        Workload(**{**row, "context": json_value(row["context"])}) for row in tables["workloads"].iter_rows(named=True)
     ]
     new_workloads = store.add_workloads(workloads)
     _add_networks(store, tables)
@@ -252,16 +216,9 @@ def _add_devices(store: MeasurementStore, devices: pl.DataFrame) -> None:
     for row in devices.iter_rows(named=True):
         if row["name"] in known:
             continue
-        device = Device(
-            name=row["name"],
-            target=json_value(row["target"]),
-            family=row["family"],
-            min_samples=row["min_samples"],
-            facts=json_value(row["facts"]),
-            endpoint={"kind": "dataset"},
-            state=DeviceState.ENROLLED,
-            enrolled_at=row["enrolled_at"],
-        )
+        texts = {name: json_value(row[name]) for name in ("target", "facts")}
+        changed = {**texts, "endpoint": {"kind": "dataset"}, "state": DeviceState.ENROLLED}
+        device = Device(**{**row, **changed})
         with suppress(AlreadyExistsError):  # another process imports the same folder
             store.add_device(device, "its samples were imported")
 
@@ -273,8 +230,123 @@ def _add_networks(store: MeasurementStore, tables: dict[str, pl.DataFrame]) -> N
         tasks.setdefault(row["network"], []).append(NetworkTask(row["workload_id"], row["task"], row["weight"]))
     for row in tables["networks"].iter_rows(named=True):
         if row["name"] not in known:
-            network = Network(
-                row["name"], row["holdout"], row["source"], row["added_at"], tuple(tasks.get(row["name"], ()))
-            )
+            network = Network(**row, tasks=tuple(tasks.get(row["name"], ())))
             with suppress(AlreadyExistsError):  # another process imports the same folder
                 store.add_network(network, [])
+
+
+# -- the folder: written complete or not at all, read whole or not at all --------------------------------------------
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """A draft folder that takes its place when the body is through, and vanishes if it fails.
+
+    Raises:
+        AlreadyExistsError: the folder is there and not empty.
+        StoreError: it cannot be written.
+    """
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise AlreadyExistsError(f"{folder} exists and is not empty", code=ErrorCode.FOLDER_EXISTS, folder=folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        draft = folder.with_name(f".{folder.name}.{os.getpid()}.new")
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir()
+        try:
+            yield draft
+            draft.rename(folder)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    except (OSError, pl.exceptions.PolarsError) as exc:
+        raise StoreError(
+            f"{folder} cannot be written: {_cause(exc)}", code=ErrorCode.FOLDER_FULL, folder=nearest_folder(folder)
+        ) from exc
+
+
+def _write_tables(
+    draft: Path, tables: Mapping[str, pl.DataFrame], devices: list[str], compression_level: int
+) -> dict[str, int]:
+    """Write the files and the manifest into an empty folder; returns the rows per file."""
+    rows, digests = {}, {}
+    for name, frame in tables.items():
+        path = draft / f"{name}.parquet"
+        frame.write_parquet(path, compression="zstd", compression_level=compression_level)
+        rows[name], digests[name] = frame.height, _digest(path)
+    manifest = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION if tables["measurements"]["canary_off"].fill_null(False).any() else 1,
+        "release": release(),
+        "exported_at": now_utc().isoformat(),
+        "devices": devices,
+        "rows": rows,
+        "sha256": digests,
+    }
+    (draft / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+    return rows
+
+
+def _read_tables(folder: Path) -> tuple[dict[str, pl.DataFrame], bool]:
+    """The files of a folder, and whether their checksums were there to be compared.
+
+    Raises:
+        NotFoundError: no such folder.
+        InvalidInputError: not an exported folder, or cut or damaged.
+        StoreVersionError: a newer release wrote it.
+    """
+    if not folder.is_dir():
+        raise NotFoundError(f"no folder {folder}", code=ErrorCode.FOLDER_UNKNOWN, folder=folder.parent)
+    try:
+        manifest = json.loads((folder / _MANIFEST).read_text())
+        if manifest["format"] != FORMAT:
+            raise InvalidInputError(f"{folder} has the format {manifest['format']!r}, not {FORMAT!r}")
+        if manifest["format_version"] > FORMAT_VERSION:
+            raise StoreVersionError(
+                f"{folder} was written by release {manifest['release']} in format {manifest['format_version']}; "
+                f"release {release()} reads up to {FORMAT_VERSION}",
+                code=ErrorCode.STORE_NEWER,
+                requirement=requirement(manifest["release"]),
+            )
+        digests = manifest.get("sha256")
+        tables = {}
+        for name, schema in _SCHEMAS.items():
+            path = folder / f"{name}.parquet"
+            if digests is not None and _digest(path) != digests[name]:
+                raise InvalidInputError(f"{path} is damaged: its checksum is not the one in {_MANIFEST}")
+            tables[name] = conform(pl.read_parquet(path), schema, f"the rows of {path}")
+            if tables[name].height != manifest["rows"][name]:
+                raise InvalidInputError(f"{path} has {tables[name].height} rows, not {manifest['rows'][name]}")
+    except TlpError:
+        raise
+    except pl.exceptions.PanicException as exc:  # not a PolarsError, not even an Exception
+        raise _not_exported(folder, exc) from exc
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, pl.exceptions.PolarsError) as exc:
+        raise _not_exported(folder, exc) from exc
+    return tables, digests is not None
+
+
+@contextmanager
+def _refusing(folder: Path) -> Iterator[None]:
+    """Turn what rows of a damaged folder raise on their way into a store into one sentence."""
+    try:
+        yield
+    except InvalidInputError as exc:
+        raise InvalidInputError(f"{folder} is damaged: {exc.message}") from exc
+    except (ValueError, KeyError, TypeError, AttributeError, pl.exceptions.PolarsError) as exc:
+        raise _not_exported(folder, exc) from exc
+
+
+def _not_exported(folder: Path, exc: BaseException) -> InvalidInputError:
+    return InvalidInputError(
+        f"{folder} is not an exported folder, or is damaged: {_cause(exc)}", code=ErrorCode.NOT_EXPORTED
+    )
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _cause(exc: BaseException) -> str:
+    """One line on what went wrong; of a file error the file and the system's words."""
+    if isinstance(exc, OSError) and exc.strerror:
+        return f"{exc.strerror} ({exc.filename})" if exc.filename else exc.strerror
+    return next(iter(str(exc).splitlines()), type(exc).__name__)

@@ -256,6 +256,37 @@ class SampleContract:
         ]
         assert store.best_programs("a", [first_id])["decisions"].to_list() == [[1, 1]]
 
+    def test_programs_with_latency(self, store: MeasurementStore) -> None:
+        mine, other, second = Scene(store, "a", 1), Scene(store, "b", 1), Scene(store, "a", 2)
+        rows = [mine.ok(f"m{i}", n, s) for i, (n, s) in enumerate([(0, 1e-6), (0, 5e-3), (1, 2e-3), (0, 6e-3)])]
+        flagged = [replace(mine.ok("flagged", 1, 9.0), canary_off=True), replace(mine.ok("off", 4), canary_off=True)]
+        mine.store.add_measurements(mine.batch([mine.failed("f", 2), *rows, *flagged], range(5)))
+        other.store.add_measurements(other.batch([other.ok("o", 1, 3e-3)], [1]))
+        mark = store.watermark()
+        second.add(7e-3)
+        mine.store.add_measurements(mine.batch([mine.ok("late", 1, 4e-3)], [1]))
+        frame = store.programs_with_latency(devices=["a", "b"], watermark=mark)
+        assert dict(frame.schema) == {
+            **{name: pl.String() for name in ("device", "workload_id", "sketch_id", "program_id")},
+            "decisions": pl.List(pl.Int32()),
+            "latency_s": pl.Float64(),
+            "samples": pl.Int64(),
+            "seq": pl.Int64(),
+        }
+        workload_id, sketch_id = mine.workload.workload_id, mine.sketch.sketch_id
+        ids = [mine.program(n).program_id for n in (0, 1)]
+        wanted = [
+            ("a", workload_id, sketch_id, ids[0], [0, 1], 5e-3, 3, 2),
+            ("a", workload_id, sketch_id, ids[1], [1, 1], 2e-3, 1, 4),
+            ("b", workload_id, sketch_id, ids[1], [1, 1], 3e-3, 1, 8),
+        ]
+        assert frame.rows() == sorted(wanted, key=lambda row: (row[3], row[0]))
+        newest = store.programs_with_latency(devices=["a"], workload_ids=[workload_id])
+        assert dict(newest.select("program_id", "latency_s").rows()) == {ids[0]: 5e-3, ids[1]: pytest.approx(3e-3)}
+        both = store.programs_with_latency(devices=["a"])
+        assert both["workload_id"].to_list() == sorted([workload_id, workload_id, second.workload.workload_id])
+        assert store.programs_with_latency(devices=[]).height == 0
+
     # -- properties -------------------------------------------------------------------------------------------
     @_property
     @given(batches=st.lists(st.lists(st.integers(0, 8), max_size=6), max_size=4))

@@ -14,11 +14,12 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from storage import DuckDBStore, Program, _migrations
-from storage._connection import map_duckdb_errors
-from storage._schema import MIGRATIONS, Migration
+from storage import DuckDBStore, Program, schema
+from storage.connection import map_duckdb_errors
 from storage.errors import StoreCorruptError, StoreError, StoreLockedError, StoreVersionError
+from storage.schema import MIGRATIONS, Migration
 from storage.testing import Scene, example_device, example_sketch, example_workload
+from tlp.core.next_steps import next_command
 
 NEXT = MIGRATIONS[-1].version + 1
 
@@ -31,11 +32,11 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def _as_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Schemas are checked once per process and file."""
-    monkeypatch.setattr(_migrations, "_checked", {})
+    monkeypatch.setattr(schema, "_checked", {})
 
 
 def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_migrations, "_checked", {})
+    monkeypatch.setattr(schema, "_checked", {})
 
 
 # -- versions -----------------------------------------------------------------------------------------------------
@@ -48,7 +49,7 @@ def test_reopening_keeps_everything_and_migrates_once(path: Path, monkeypatch: p
     assert repr(store) == f"DuckDBStore({str(path)!r})"
     with duckdb.connect(str(path), read_only=True) as con:
         rows = con.execute("SELECT version, name, release FROM migrations").fetchall()
-    assert rows == [(m.version, m.name, _migrations.release()) for m in MIGRATIONS]
+    assert rows == [(m.version, m.name, schema.release()) for m in MIGRATIONS]
 
 
 def test_newer_schema_is_refused_with_the_command_to_type(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,13 +59,13 @@ def test_newer_schema_is_refused_with_the_command_to_type(path: Path, monkeypatc
     another_process(monkeypatch)
     with pytest.raises(StoreVersionError, match=r"9\.9\.9.*999") as caught:
         DuckDBStore(path)
-    assert caught.value.next_command == "pip install --upgrade 'tlp-fleet>=9.9.9'"
+    assert next_command(caught.value) == "pip install --upgrade 'tlp-fleet>=9.9.9'"
 
 
 def test_migration_is_applied_to_an_older_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Scene(DuckDBStore(path)).add(1e-3)
     later = Migration(NEXT, "notes", ("CREATE TABLE notes (text VARCHAR)", "INSERT INTO notes VALUES ('kept')"))
-    monkeypatch.setattr(_migrations, "MIGRATIONS", (*MIGRATIONS, later))
+    monkeypatch.setattr(schema, "MIGRATIONS", (*MIGRATIONS, later))
     another_process(monkeypatch)
     assert DuckDBStore(path).watermark() == 1
     with duckdb.connect(str(path), read_only=True) as con:
@@ -76,7 +77,7 @@ def test_migration_is_applied_to_an_older_store(path: Path, monkeypatch: pytest.
 
 def test_a_store_of_the_first_schema_is_brought_up_to_date(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(_migrations, "MIGRATIONS", MIGRATIONS[:1])
+        patch.setattr(schema, "MIGRATIONS", MIGRATIONS[:1])
         store = DuckDBStore(path)
     workload = example_workload()
     program = Program.make(example_sketch(workload), (0, 1))
@@ -102,7 +103,7 @@ def test_rows_of_the_second_schema_get_the_codes_of_their_sentences(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(_migrations, "MIGRATIONS", MIGRATIONS[:2])
+        patch.setattr(schema, "MIGRATIONS", MIGRATIONS[:2])
         DuckDBStore(path)
     life = [
         ("enrolled", "enrolled; probe kernel ran in 6.1 us", "enrolled"),
@@ -160,7 +161,7 @@ def test_failed_migration_leaves_neither_tables_nor_record(path: Path, monkeypat
     Scene(DuckDBStore(path)).add(1e-3)
     good = Migration(NEXT, "good", ("CREATE TABLE good (x INTEGER)",))
     bad = Migration(NEXT + 1, "bad", ("CREATE TABLE bad (x INTEGER)", "INSERT INTO no_such_table VALUES (1)"))
-    monkeypatch.setattr(_migrations, "MIGRATIONS", (*MIGRATIONS, good, bad))
+    monkeypatch.setattr(schema, "MIGRATIONS", (*MIGRATIONS, good, bad))
     another_process(monkeypatch)
     with pytest.raises(StoreError, match="no_such_table"):
         DuckDBStore(path)
@@ -170,14 +171,14 @@ def test_failed_migration_leaves_neither_tables_nor_record(path: Path, monkeypat
     assert "good" in tables
     assert "bad" not in tables
     assert versions == [(n,) for n in range(1, NEXT + 1)]
-    monkeypatch.setattr(_migrations, "MIGRATIONS", (*MIGRATIONS, good))
+    monkeypatch.setattr(schema, "MIGRATIONS", (*MIGRATIONS, good))
     assert DuckDBStore(path).watermark() == 1
 
 
 def test_failed_creation_leaves_no_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = Migration(NEXT, "bad", ("INSERT INTO no_such_table VALUES (1)",))
     with monkeypatch.context() as patch:
-        patch.setattr(_migrations, "MIGRATIONS", (*MIGRATIONS, bad))
+        patch.setattr(schema, "MIGRATIONS", (*MIGRATIONS, bad))
         with pytest.raises(StoreError, match="no_such_table"):
             DuckDBStore(path)
     assert not path.exists()
@@ -250,7 +251,7 @@ def test_file_that_is_no_store_is_refused(path: Path, make: object, monkeypatch:
     with pytest.raises(StoreCorruptError) as caught:
         DuckDBStore(path).measurements()
     assert str(path) in caught.value.message
-    assert caught.value.next_command == "tlp doctor"
+    assert next_command(caught.value) == "tlp doctor"
     assert "\n" not in caught.value.message
 
 
@@ -258,7 +259,7 @@ def test_file_of_a_newer_duckdb(path: Path) -> None:
     text = "IO Error: Trying to read a database file with version number 999, but we can only read versions between 64"
     with pytest.raises(StoreVersionError) as caught, map_duckdb_errors(path):
         raise duckdb.IOException(text)
-    assert caught.value.next_command == "pip install --upgrade duckdb"
+    assert next_command(caught.value) == "pip install --upgrade duckdb"
 
 
 def test_replaced_file_is_noticed(path: Path) -> None:
@@ -275,7 +276,7 @@ def test_folder_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("in the way")
     with pytest.raises(StoreError, match="home") as caught:
         DuckDBStore(tmp_path / "home" / "store.duckdb")
-    assert caught.value.next_command is not None
+    assert next_command(caught.value) is not None
     assert not isinstance(caught.value, StoreCorruptError)
 
 
@@ -289,7 +290,7 @@ def test_read_only_folder(tmp_path: Path) -> None:
         DuckDBStore(folder / "store.duckdb")
     assert str(folder) in caught.value.message
     assert not isinstance(caught.value, StoreCorruptError)
-    assert str(caught.value.next_command).startswith(f"ls -ld {folder}")
+    assert str(next_command(caught.value)).startswith(f"ls -ld {folder}")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -332,7 +333,7 @@ def write_until_full(path: str) -> None:
             scene.store.add_measurements(scene.batch(rows, numbers))
     except StoreError as exc:
         print(exc.message)
-        assert exc.next_command == f"df -h {Path(path).parent}"
+        assert next_command(exc) == f"df -h {Path(path).parent}"
 
 
 # -- instances ----------------------------------------------------------------------------------------------------

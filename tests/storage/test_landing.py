@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from storage import DuckDBStore, MeasurementBatch, RunState, _landing_file, landing
+from storage import DuckDBStore, MeasurementBatch, RunState, landing, landing_file
 from storage.errors import InvalidInputError, StoreError, StoreLockedError
 from storage.landing import LandingFolder, LandingReport
 from storage.testing import Scene, everything
@@ -100,7 +100,7 @@ def test_bad_files_are_set_aside_with_their_reason_and_the_good_ones_stored(
     lost = folder.hand_in(replace(stranger, measurements=[replace(stranger.measurements[0], run_id="nowhere")]))
     broken = folder.hand_in(replace(stranger, measurements=[replace(stranger.measurements[0], latency_s=1e10)]))
     with monkeypatch.context() as patch:
-        patch.setattr(_landing_file, "FORMAT_VERSION", 99)
+        patch.setattr(landing_file, "FORMAT_VERSION", 99)
         newer = folder.hand_in(batch(scene, "newer"))
     report = folder.ingest(scene.store)
     reasons = dict(report.rejected)

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from storage.errors import InvalidInputError
 from storage.names import NAME_PATTERN, suggest_name, validate_name
+from tlp.core.next_steps import next_command
 
 
 @pytest.mark.parametrize("name", ["a", "0", "resnet_50", "epyc-7b13", "x" * 40])
@@ -27,7 +28,7 @@ def test_refused_with_a_suggestion(name: str, suggestion: str) -> None:
     with pytest.raises(InvalidInputError, match="network name") as error:
         validate_name("network", name)
     assert f"try {suggestion!r}" in error.value.message
-    assert error.value.next_command
+    assert next_command(error.value)
 
 
 @given(st.text(max_size=60))

@@ -25,6 +25,7 @@ from storage import (
 )
 from storage.errors import AlreadyExistsError, InvalidInputError, NotFoundError, StoreError, StoreVersionError
 from storage.testing import Scene, everything, example_network, example_workload
+from tlp.core.next_steps import next_command
 
 
 def filled(store: MeasurementStore) -> MeasurementStore:
@@ -302,7 +303,7 @@ def test_folder_of_a_newer_release_is_refused(tmp_path: Path) -> None:
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format_version": 99, "release": "9.9.9"}))
     with pytest.raises(StoreVersionError, match=r"9\.9\.9") as caught:
         import_parquet(DuckDBStore(), tmp_path / "out")
-    assert caught.value.next_command == "pip install --upgrade 'tlp-fleet>=9.9.9'"
+    assert next_command(caught.value) == "pip install --upgrade 'tlp-fleet>=9.9.9'"
 
 
 def test_no_folder(tmp_path: Path) -> None:

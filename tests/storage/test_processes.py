@@ -13,6 +13,7 @@ import pytest
 from storage import DuckDBStore
 from storage.errors import StoreLockedError
 from storage.testing import Scene
+from tlp.core.next_steps import next_command
 
 WRITER = Path(__file__).with_name("writer.py")
 
@@ -124,7 +125,7 @@ def test_who_holds_the_store_is_named(tmp_path: Path) -> None:
         for call in (store.watermark, store.list_runs, lambda: store.add_workloads([])):
             with pytest.raises(StoreLockedError, match=f"process {holder.pid}") as caught:
                 call()
-            assert caught.value.next_command == f"ps -fp {holder.pid}"
+            assert next_command(caught.value) == f"ps -fp {holder.pid}"
     finally:
         end(holder)
     assert store.watermark() == 0

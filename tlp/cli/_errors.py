@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 import typer
 
 from tlp.core.errors import InternalError, InvalidInputError, TlpError
+from tlp.core.next_steps import next_command
 from tlp.core.settings import get_settings
 
 INTERRUPTED = 130  # 128 + SIGINT
@@ -64,6 +65,7 @@ def _translated(exc: Exception, arguments: Sequence[str]) -> TlpError:
         return InvalidInputError(f"{text} (TLP_HOME holds everything this program writes)", next_command="tlp doctor")
     if not isinstance(exc, TlpError) or isinstance(exc, InternalError):
         return _fault_of_ours(exc)
+    exc.next_command = next_command(exc)
     if exc.next_command is None:
         words = [word for word in arguments if not word.startswith("-")]
         exc.next_command = " ".join(["tlp", *words[: 2 if words and words[0] in _GROUPS else 1], "--help"])

@@ -25,7 +25,7 @@ def open_landing(settings: Settings) -> LandingFolder:
     """The folder of this installation."""
     from storage.landing import LandingFolder  # imports pyarrow
 
-    return LandingFolder(settings.landing_dir)
+    return LandingFolder(settings.landing_dir, take_in="tlp import landing")
 
 
 def take_in(fleet: Fleet) -> LandingReport:
@@ -131,7 +131,7 @@ def summary(settings: Settings) -> dict[str, Any]:
     return {
         "pending": len(found.batches),
         "oldest_s": oldest,
-        "rejected": len(landing_entries.rejected(settings.landing_dir)),
+        "rejected": len(landing_entries.set_aside(settings.landing_dir)),
         "odd": [name for name, _ in found.odd],
     }
 

@@ -12,6 +12,7 @@ from storage import Device, DeviceState, ImportReport, MeasurementStore
 from storage.names import validate_name
 from tlp.core.errors import NotFoundError
 from tlp.core.fleet import Fleet
+from tlp.core.next_steps import next_command
 from tlp.fleet.counts import DATASET
 
 
@@ -35,7 +36,7 @@ def ensure_device(fleet: Fleet, name: str, target: str | None) -> Device:
         if target is None:
             raise NotFoundError(
                 f"{exc.message}; with --target it is enrolled as a platform that only has data",
-                next_command=exc.next_command,
+                next_command=next_command(exc),
             ) from exc
     validate_name("device", name)
     found = targets.normalise_target(target)

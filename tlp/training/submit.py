@@ -25,6 +25,7 @@ from tlp.core.errors import (
 )
 from tlp.core.faults import reached
 from tlp.core.fleet import Fleet
+from tlp.core.next_steps import next_command
 from tlp.core.registry import ModelRegistry, Submission, UsableVersion, VersionFacts
 from tlp.core.settings import Settings
 from tlp.fleet import runs
@@ -141,7 +142,7 @@ def submit(fleet: Fleet, candidate: KeptCandidate, model: Model | None = None) -
     except RegistryError as exc:
         raise type(exc)(
             f"{exc.message}; the trained model is kept as {candidate.folder} and goes on at the next start",
-            next_command=exc.next_command,
+            next_command=next_command(exc),
         ) from exc
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Final
 
 from tlp.core.errors import TlpError
+from tlp.core.next_steps import next_command
 from tlp.services.doctor import fleet, installation, servers
 from tlp.services.doctor.installation import REINSTALL, Home, SkippedError
 from tlp.services.table import SERVICES
@@ -53,7 +54,7 @@ def run_check(name: str, home: Home) -> dict[str, Any]:
     except SkippedError as exc:
         status, detail, fix = "skip", str(exc), None
     except TlpError as exc:
-        status, detail, fix = "fail", exc.message, exc.next_command or REINSTALL
+        status, detail, fix = "fail", exc.message, next_command(exc) or REINSTALL
     except Exception as exc:  # noqa: BLE001  a check that breaks is a finding, and the others must run
         status, detail, fix = "fail", f"{type(exc).__name__}: {exc}", REINSTALL
     return {"check": name, "status": status, "detail": detail, "fix": fix}

@@ -11,35 +11,28 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from storage._quality_types import Canary, RoundQuality
-from storage._types import (
-    Device,
-    ModelEvent,
-    Network,
-    ReasonCode,
-    RunState,
-    Sketch,
-    TuningResult,
-    Workload,
-    canonical_json,
-)
-from storage.errors import InvalidInputError, NotFoundError
+from storage.errors import ErrorCode, InvalidInputError, NotFoundError
 from storage.names import validate_name
+from storage.rows import Canary, Device, Network, RoundQuality, Sketch, TuningResult, Workload, canonical_json
+from storage.states import ReasonCode, RunState
 
 _Row = TypeVar("_Row")
 _FAMILY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # becomes a part of a model's name and of a file's
-_FIRST = {"device": "tlp device enroll this-cpu", "network": "tlp network add resnet_18 --builtin resnet_18"}
+_UNKNOWN = {
+    "device": (ErrorCode.DEVICE_UNKNOWN, ErrorCode.NO_DEVICES),
+    "network": (ErrorCode.NETWORK_UNKNOWN, ErrorCode.NO_NETWORKS),
+}
 
 
-def not_found(what: str, name: str, existing: Iterable[str], next_command: str | None = None) -> NotFoundError:
-    """The error for an unknown name, with the names there are, the nearest first, or with how to make the first one."""
-    names = sorted(existing)
+def not_found(what: str, name: str, existing: Iterable[str]) -> NotFoundError:
+    """The error for an unknown device or network, with the names there are, the nearest first."""
+    names, (unknown, none) = sorted(existing), _UNKNOWN[what]
     if not names:
-        return NotFoundError(f"no {what} {name!r}: there is none yet", next_command=_FIRST.get(what, next_command))
+        return NotFoundError(f"no {what} {name!r}: there is none yet", code=none)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     ordered = near + [n for n in names if n not in near]
     shown = ", ".join(ordered[:20]) + (f" and {len(ordered) - 20} more" if len(ordered) > 20 else "")
-    return NotFoundError(f"no {what} {name!r}; there are: {shown}", next_command=next_command)
+    return NotFoundError(f"no {what} {name!r}; there are: {shown}", code=unknown)
 
 
 def json_text(what: str, value: Mapping[str, Any]) -> str:
@@ -56,6 +49,11 @@ def json_value(text: str) -> dict[str, Any]:
     """A mapping from stored JSON text."""
     value: dict[str, Any] = json.loads(text)
     return value
+
+
+def json_copy(what: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    """A mapping as it comes back from a store. Raises InvalidInputError as `json_text`."""
+    return json_value(json_text(what, value))
 
 
 def to_naive_utc(at: datetime) -> datetime:
@@ -84,10 +82,10 @@ def checked_device(device: Device) -> Device:
         raise InvalidInputError(f"device {device.name} has no ISA family, {device.family!r} is none")
     return replace(
         device,
-        target=json_value(json_text(f"target of device {device.name}", device.target)),
-        facts=json_value(json_text(f"facts of device {device.name}", device.facts)),
-        endpoint=json_value(json_text(f"endpoint of device {device.name}", device.endpoint)),
         enrolled_at=to_utc(to_naive_utc(device.enrolled_at)),
+        target=json_copy(f"target of device {device.name}", device.target),
+        facts=json_copy(f"facts of device {device.name}", device.facts),
+        endpoint=json_copy(f"endpoint of device {device.name}", device.endpoint),
     )
 
 
@@ -108,7 +106,7 @@ def checked_network(network: Network) -> Network:
 
 def checked_workload(workload: Workload) -> Workload:
     """The workload as any store returns it. Raises InvalidInputError."""
-    context = json_value(json_text(f"context of workload {workload.name}", workload.context))
+    context = json_copy(f"context of workload {workload.name}", workload.context)
     return replace(workload, context=context)
 
 
@@ -138,12 +136,12 @@ def checked_tuning_result(result: TuningResult) -> TuningResult:
         raise InvalidInputError(f"a tuning result has the latency {latency_s} s")
     if result.trials < 0 or result.failed < 0:
         raise InvalidInputError(f"a tuning result has {result.trials} trials, {result.failed} failed")
-    return replace(result, at=to_utc(to_naive_utc(result.at)))
+    return in_utc(result)
 
 
-def checked_model_event(event: ModelEvent) -> ModelEvent:
-    """The event as any store returns it. Raises InvalidInputError for a time without zone."""
-    return replace(event, at=to_utc(to_naive_utc(event.at)))
+def in_utc(row: _Row) -> _Row:
+    """The row with its `at` in UTC. Raises InvalidInputError for a time without zone."""
+    return replace(row, at=to_utc(to_naive_utc(row.at)))  # type: ignore[attr-defined, type-var]
 
 
 def checked_canary(canary: Canary) -> Canary:
@@ -155,7 +153,7 @@ def checked_canary(canary: Canary) -> Canary:
     ):
         if value is not None and not (math.isfinite(value) and (value > 0 or value == least)):
             raise InvalidInputError(f"a canary of device {canary.device} has the {what} {value}")
-    facts = json_value(json_text(f"facts of a canary of device {canary.device}", canary.facts))
+    facts = json_copy(f"facts of a canary of device {canary.device}", canary.facts)
     return replace(canary, at=to_utc(to_naive_utc(canary.at)), facts=facts)
 
 
@@ -181,7 +179,7 @@ def checked_round(quality: RoundQuality) -> RoundQuality:
 
 def first_by(rows: Iterable[_Row], key: str) -> dict[str, _Row]:
     """Rows under their key, the first of equal ones, in order."""
-    found: dict[str, _Row] = {}
+    first: dict[str, _Row] = {}
     for row in rows:
-        found.setdefault(getattr(row, key), row)
-    return found
+        first.setdefault(getattr(row, key), row)
+    return first

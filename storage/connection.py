@@ -24,6 +24,7 @@ from filelock import FileLock, Timeout
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
 
 from storage.errors import (
+    ErrorCode,
     InvalidInputError,
     StoreCorruptError,
     StoreError,
@@ -72,7 +73,8 @@ def translate_os_error(exc: OSError, path: Path) -> StoreError:
     """The store's error for a file-system error at `path`."""
     return StoreError(
         f"the store {path} cannot be used: {exc.strerror or exc} ({exc.filename or path})",
-        next_command=f"ls -ld {nearest_folder(path)}",
+        code=ErrorCode.FOLDER_FORBIDDEN,
+        paths=[nearest_folder(path)],
     )
 
 
@@ -88,26 +90,31 @@ def nearest_folder(path: Path) -> Path:
 def _translate(exc: duckdb.Error, path: Path) -> Exception:
     text = " ".join(str(exc).split())
     if is_locked(exc):
-        found = re.search(r"\(PID (\d+)\)", text)
-        holder = f"process {found.group(1)}" if found else "another process"
-        return StoreLockedError(
-            f"the store {path} is held by {holder}",
-            next_command=f"ps -fp {found.group(1)}" if found else "tlp status",
-        )
+        if pid := re.search(r"\(PID (\d+)\)", text):
+            number = pid.group(1)
+            return StoreLockedError(
+                f"the store {path} is held by process {number}", code=ErrorCode.STORE_HELD, pid=number
+            )
+        return StoreLockedError(f"the store {path} is held by another process", code=ErrorCode.STORE_BUSY)
     if any(part in text for part in _FULL):
-        return StoreError(f"no space left for the store {path}: {text}", next_command=f"df -h {path.parent}")
+        return StoreError(f"no space left for the store {path}: {text}", code=ErrorCode.FOLDER_FULL, folder=path.parent)
     if _NEWER_FILE.search(text):
         return StoreVersionError(
             f"the file {path} was written by a newer DuckDB than {duckdb.__version__}: {text}",
-            next_command="pip install --upgrade duckdb",
+            code=ErrorCode.STORE_NEWER,
+            requirement="duckdb",
         )
     if isinstance(exc, _DAMAGED_TYPES) or any(part in text for part in _DAMAGED):
-        return StoreCorruptError(f"{path} is not a store, or is damaged: {text}", next_command="tlp doctor")
+        return StoreCorruptError(f"{path} is not a store, or is damaged: {text}", code=ErrorCode.STORE_FAULT)
     if any(part in text for part in _FORBIDDEN):
-        return StoreError(f"the store {path} cannot be opened: {text}", next_command=f"ls -ld {path.parent} {path}")
+        return StoreError(
+            f"the store {path} cannot be opened: {text}",
+            code=ErrorCode.FOLDER_FORBIDDEN,
+            paths=[path.parent, path],
+        )
     if isinstance(exc, (duckdb.ConstraintException, duckdb.ConversionException, duckdb.OutOfRangeException)):
         return InvalidInputError(f"the store {path} refuses the values: {text}")
-    return StoreError(f"the store {path} failed: {text}", next_command="tlp doctor")
+    return StoreError(f"the store {path} failed: {text}", code=ErrorCode.STORE_FAULT)
 
 
 @contextmanager
@@ -156,7 +163,7 @@ class Connector:
                     duckdb.connect(str(self.path), read_only=True, config=dict(_CONFIG)).close()
             raise StoreLockedError(
                 f"too many processes wait for the store {self.path}: no turn within {self.lock_timeout_s:g} s",
-                next_command="tlp status",
+                code=ErrorCode.STORE_BUSY,
             ) from None
         except OSError:
             yield
@@ -174,7 +181,7 @@ class Connector:
         if not lock.acquire(timeout=self.lock_timeout_s):
             raise StoreLockedError(
                 f"another thread of this process held the store {self.path} for {self.lock_timeout_s:g} s",
-                next_command="tlp status",
+                code=ErrorCode.STORE_BUSY,
             )
         try:
             yield deadline

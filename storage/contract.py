@@ -1,28 +1,28 @@
-"""The contract every measurement store keeps, as prose and then as types."""
+"""The contract every measurement store keeps, as prose and then as types, and the table of backends that keep it."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from storage._quality_types import Canary, RoundQuality
-from storage._types import (
+from storage.errors import InvalidInputError
+from storage.rows import (
+    Canary,
     Device,
     DeviceCounts,
     DeviceEvent,
-    DeviceState,
     MeasurementBatch,
     ModelEvent,
     Network,
-    ReasonCode,
+    RoundQuality,
     Run,
-    RunKind,
-    RunState,
     Sketch,
     TuningResult,
     Workload,
 )
+from storage.states import DeviceState, ReasonCode, RunKind, RunState
 
 if TYPE_CHECKING:
     import polars as pl
@@ -212,6 +212,20 @@ class MeasurementStore(ABC):
         """The same rows in the same order, at most `batch_rows` at a time, the store free between two frames."""
 
     @abstractmethod
+    def programs_with_latency(
+        self,
+        *,
+        devices: Sequence[str],
+        watermark: int | None = None,
+        workload_ids: Sequence[str] | None = None,
+    ) -> pl.DataFrame:
+        """One row per program and device with the median latency of its samples (not flagged) up to `watermark`.
+
+        Ordered by workload, program, device. Columns: device, workload_id, sketch_id, program_id (String), decisions
+        List(Int32), latency_s Float64 (the median), samples Int64 (how many), seq Int64 (of the first).
+        """
+
+    @abstractmethod
     def sample_languages(self, *, watermark: int | None = None) -> dict[str, dict[str, int]]:
         """OK samples, not flagged, of each device by schedule language (`Sketch.language`), every device included.
 
@@ -334,3 +348,25 @@ class MeasurementStore(ABC):
     @abstractmethod
     def model_events(self, *, model: str | None = None, alias: str | None = None) -> list[ModelEvent]:
         """Alias moves, oldest first."""
+
+
+# Scheme → module with `open_url(rest, lock_timeout_s)`; imported when asked for, `import storage` must stay cheap.
+BACKENDS = {"duckdb": "storage.duckdb"}
+
+
+def open_store(url: str, lock_timeout_s: float = 60.0) -> MeasurementStore:
+    """The store at a URL, made if there is none.
+
+    Args:
+        url: `duckdb:///absolute/path/store.duckdb` (taken literally, without %-escapes) or `duckdb::memory:`.
+        lock_timeout_s: longest time a call waits for other processes, seconds.
+
+    Raises:
+        InvalidInputError: no backend has that scheme.
+        StoreError: and its subclasses, see `MeasurementStore`.
+    """
+    scheme, _, rest = url.partition(":")
+    if scheme not in BACKENDS:
+        raise InvalidInputError(f"no store has the URL {url!r}; there are {', '.join(f'{name}:' for name in BACKENDS)}")
+    store: MeasurementStore = import_module(BACKENDS[scheme]).open_url(rest, lock_timeout_s)
+    return store

@@ -1,103 +1,23 @@
-"""Rows of the measurement store: frozen dataclasses and the enums of their states.
+"""Rows of the measurement store: frozen dataclasses. A backend derives its columns from their fields.
 
 Times are timezone-aware UTC datetimes, latencies seconds. A row that was returned never changes.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from enum import StrEnum
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_type_hints
 
-from storage._quality_types import Canary
+from storage.states import Actor, CanaryState, DeviceState, MeasurementState, ReasonCode, RunKind, RunState
 
-
-class DeviceState(StrEnum):
-    """Where a device is in its life (see docs/architecture.md)."""
-
-    ENROLLED = "enrolled"
-    MEASURING = "measuring"
-    TRAINING = "training"
-    SERVING = "serving"
-    QUARANTINED = "quarantined"
-    RETIRED = "retired"
-
-
-class MeasurementState(StrEnum):
-    """The outcome of one measurement: a latency (OK) or an error, never both."""
-
-    OK = "OK"
-    BUILD_ERROR = "BUILD_ERROR"
-    RUN_ERROR = "RUN_ERROR"
-    TIMEOUT = "TIMEOUT"
-    WRONG_RESULT = "WRONG_RESULT"
-    DEVICE_LOST = "DEVICE_LOST"
-
-
-class RunKind(StrEnum):
-    """What a run does."""
-
-    BOOTSTRAP = "bootstrap"
-    MEASURE = "measure"
-    TRAIN = "train"
-    EVALUATE = "evaluate"
-    TUNE = "tune"
-    IMPORT = "import"
-
-
-class RunState(StrEnum):
-    """State of a run. RUNNING is the only unfinished one."""
-
-    RUNNING = "RUNNING"
-    DONE = "DONE"
-    SKIPPED = "SKIPPED"
-    FAILED = "FAILED"
-    INTERRUPTED = "INTERRUPTED"  # Ctrl-C or SIGTERM: it closed itself
-    CRASHED = "CRASHED"  # its process is gone; closed by the next start
-
-    def is_finished(self) -> bool:
-        """Whether the run accepts no more writes."""
-        return self is not RunState.RUNNING
-
-
-class ReasonCode(StrEnum):
-    """What is decided by, beside the sentence that tells a person the same; see `DeviceEvent`, `Run`, `ModelEvent`."""
-
-    OTHER = "other"  # nothing is decided by it
-    # of a device's event
-    ENROLLED = "enrolled"
-    WORK = "work"  # a run began
-    WORK_OVER = "work_over"  # it ended, or its process is gone
-    LOST = "lost"
-    PROBE = "probe"  # of a lost device: it began, it failed, it went well
-    PROBE_FAILED = "probe_failed"
-    PROBE_OK = "probe_ok"
-    RETURNED = "returned"  # after a probe that went well
-    PROMOTED = "promoted"  # a champion has a head for it
-    RETIRED = "retired"
-    RESUMED = "resumed"
-    # of a run's end
-    DONE = "done"
-    NOTHING_TO_DO = "nothing_to_do"
-    FLAT = "flat"  # tuning stopped: the network gets no faster
-    EXHAUSTED = "exhausted"  # no programs are left to measure
-    GAVE_UP = "gave_up"  # too few programs were OK
-    FAILED = "failed"
-    INTERRUPTED = "interrupted"
-    CRASHED = "crashed"
-    # of a model's event
-    MOVED_IN_MLFLOW = "moved_in_mlflow"  # by a person, found afterwards
-
-
-class Actor(StrEnum):
-    """Who moved an alias."""
-
-    PIPELINE = "pipeline"
-    PERSON = "person"
+# Of a field that came after the first release: frames and Parquet files may lack its column (null).
+LATER: Mapping[str, bool] = {"later": True}
 
 
 def stable_id(*parts: str) -> str:
@@ -201,7 +121,7 @@ class Network:
     holdout: bool
     source: str
     added_at: datetime
-    tasks: tuple[NetworkTask, ...]
+    tasks: tuple[NetworkTask, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -278,7 +198,34 @@ class Measurement:
     run_secs: tuple[float, ...] = ()
     latency_s: float | None = None
     error: str | None = None
-    canary_off: bool | None = None
+    canary_off: bool | None = field(default=None, metadata=LATER)
+
+
+@dataclass(frozen=True)
+class Canary:
+    """One measurement of a device's canary kernel, append-only.
+
+    The reference in force is the first REFERENCE row that is newer than the newest REBASE row.
+
+    Attributes:
+        run_id: run it was measured in; None for a person's REBASE.
+        latency_s: median seconds; None for REBASE, and for a FAILED or OFF canary that did not run.
+        dispersion: relative standard deviation between the measurements a reference is taken from; None otherwise.
+        reference_s: the reference it was compared with, seconds; None unless STEADY or OFF.
+        facts: what may explain a difference: kernel, TVM's version, target, repeats.
+        reason: one sentence with the numbers.
+    """
+
+    canary_id: str
+    device: str
+    run_id: str | None
+    at: datetime
+    state: CanaryState
+    latency_s: float | None
+    dispersion: float | None
+    reference_s: float | None
+    reason: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -339,6 +286,35 @@ class ModelEvent:
 
 
 @dataclass(frozen=True)
+class RoundQuality:
+    """What a model predicted in one tuning round against what was measured, append-only.
+
+    Attributes:
+        version: of the model that scored, the registry's number as text.
+        visit: rounds of this task before in the same budget.
+        programs: OK programs of the round that had a score.
+        pairs: pairs of them that are no tie, by how far their latencies lie apart, nearest first.
+        pairs_right: of these, how many the model ranked right; a pair with equal scores counts half.
+        ties: pairs left out, their latencies being too close.
+        best_of: k → best latency of the round / best latency among the model's best k; 1 is perfect.
+        canary_off: the round was measured while the canary was off; None: unknown.
+    """
+
+    run_id: str
+    device: str
+    version: str
+    workload_id: str
+    at: datetime
+    visit: int
+    programs: int
+    pairs: tuple[int, ...]
+    pairs_right: tuple[float, ...]
+    ties: int
+    best_of: Mapping[int, float]
+    canary_off: bool | None = None
+
+
+@dataclass(frozen=True)
 class DeviceCounts:
     """Samples of a device so far.
 
@@ -389,3 +365,15 @@ class ImportReport:
     workloads: int
     more_skipped: int = 0
     not_replayable: Mapping[str, int] = field(default_factory=dict)
+
+
+def field_types(row: type[Any]) -> dict[str, Any]:
+    """The types of a dataclass's fields, without their `| None`."""
+    hints = get_type_hints(row)
+    return {field.name: _without_none(hints[field.name]) for field in dataclasses.fields(row)}
+
+
+def _without_none(hint: Any) -> Any:
+    if isinstance(hint, UnionType):
+        return next(part for part in get_args(hint) if part is not type(None))
+    return hint

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from storage._connection import IN_MEMORY, Connector, MemoryConnector
 from storage._duckdb_catalog import CatalogTables
-from storage._duckdb_quality import QualityTables
-from storage._duckdb_runs import RunTables
 from storage._duckdb_samples import SampleTables
-from storage._migrations import prepare, prepare_memory
+from storage.connection import IN_MEMORY, Connector, MemoryConnector
+from storage.schema import prepare, prepare_memory
 
 
-class DuckDBStore(CatalogTables, SampleTables, RunTables, QualityTables):
+class DuckDBStore(CatalogTables, SampleTables):
     """A `MeasurementStore` in one DuckDB file, shared by any number of processes.
 
     The file and its folder are made if there are none. Do not open the file by other means (hashing, copying) in a

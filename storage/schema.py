@@ -1,4 +1,7 @@
-"""The tables, as versioned migrations. A migration that was released is never edited; a change is a new one.
+"""The tables, as versioned migrations, and how a store is created and brought up to date.
+
+A migration that was released is never edited; a change is a new one. The table `migrations` records what was applied,
+when and by which release. A migration and its record are one transaction: a step that fails leaves no trace.
 
 Layout. Samples are counted in millions and arrive in small batches through short connections, so the two big tables
 carry no index (loading one costs more than the insert, and it triples the file). Their text keys are found through
@@ -11,7 +14,16 @@ Times are naive UTC (`…_utc`): the connection's time zone must not matter.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import duckdb
+
+from storage.connection import Connector, MemoryConnector, map_duckdb_errors, translate_os_error
+from storage.errors import ErrorCode, StoreCorruptError, StoreVersionError
 
 
 @dataclass(frozen=True)
@@ -255,3 +267,136 @@ _CODES = Migration(
 )
 
 MIGRATIONS: tuple[Migration, ...] = (_INITIAL, _TRUST, _CODES)
+
+_RECORD_TABLE = """
+    CREATE TABLE IF NOT EXISTS migrations (
+        version INTEGER PRIMARY KEY,
+        name VARCHAR NOT NULL,
+        applied_at_utc TIMESTAMP NOT NULL,
+        release VARCHAR NOT NULL
+    )
+"""
+
+# Stores whose schema this process has checked: path → (device, inode) of the file, so that a replaced file is new.
+_checked: dict[Path, tuple[int, int]] = {}
+
+
+def release() -> str:
+    """The installed release of the product, recorded with every migration."""
+    try:
+        return version("tlp-fleet")
+    except PackageNotFoundError:  # a source tree that was not installed
+        return "unknown"
+
+
+def requirement(by_release: str) -> str:
+    """What pip installs to read what a release wrote."""
+    return "tlp-fleet" if by_release == "unknown" else f"tlp-fleet>={by_release}"
+
+
+def prepare(connector: Connector) -> None:
+    """Create the store if there is none, check its version, apply what is missing. Free once done for a file.
+
+    A new store is built beside its place and moved there complete, so that neither a second process nor a death in
+    the middle can meet a half-made one.
+
+    Raises:
+        StoreVersionError: a newer release wrote it.
+        StoreCorruptError: the file is no store, or is damaged.
+        StoreError: the folder cannot be made or written.
+        StoreLockedError: another process held it too long.
+    """
+    path = connector.path
+    try:
+        identity = _identity(path)
+        if identity is not None and _checked.get(path) == identity:
+            return
+        if identity is None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _create(connector)
+    except OSError as exc:
+        raise translate_os_error(exc, path) from exc
+    with connector.reading() as connection:
+        pending = _pending(connection, path, MIGRATIONS)
+    for migration in pending:
+        with connector.writing() as connection:
+            if migration in _pending(connection, path, MIGRATIONS):  # another process may have been first
+                _apply(connection, migration)
+    identity = _identity(path)
+    if identity is not None:
+        _checked[path] = identity
+
+
+def prepare_memory(connector: MemoryConnector) -> None:
+    """Create the tables of a store in memory."""
+    for migration in MIGRATIONS:
+        with connector.writing() as connection:
+            _apply(connection, migration)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return None
+    return stat.st_dev, stat.st_ino
+
+
+def _create(connector: Connector) -> None:
+    path = connector.path
+    draft = path.with_name(path.name + ".new")
+    with map_duckdb_errors(path), connector.exclusive_in_process() as deadline, connector.turnstile(deadline):
+        if path.exists():
+            return
+        for leftover in (draft, draft.with_name(draft.name + ".wal")):
+            leftover.unlink(missing_ok=True)
+        connection = connector.connect(draft, read_only=False, deadline=deadline)
+        try:
+            for migration in MIGRATIONS:
+                connection.execute("BEGIN TRANSACTION")
+                _apply(connection, migration)
+                connection.execute("COMMIT")
+        finally:
+            connection.close()
+        draft.rename(path)
+
+
+def _apply(connection: duckdb.DuckDBPyConnection, migration: Migration) -> None:
+    """One migration and its record, inside the caller's transaction."""
+    connection.execute(_RECORD_TABLE)
+    for statement in migration.statements:
+        connection.execute(statement)
+    connection.execute(
+        "INSERT INTO migrations VALUES (?, ?, ?, ?)",
+        [migration.version, migration.name, datetime.now(UTC).replace(tzinfo=None), release()],
+    )
+
+
+def _pending(
+    connection: duckdb.DuckDBPyConnection, path: Path, migrations: Sequence[Migration]
+) -> tuple[Migration, ...]:
+    tables = {
+        str(name)
+        for (name,) in connection.execute(
+            "SELECT table_name FROM information_schema.tables WHERE table_schema = 'main'"
+        ).fetchall()
+    }
+    if not tables:
+        return tuple(migrations)
+    if "migrations" not in tables:
+        raise StoreCorruptError(
+            f"{path} is a DuckDB file but not a store of this product (it has the tables {', '.join(sorted(tables))})",
+            code=ErrorCode.STORE_FAULT,
+        )
+    applied = connection.execute("SELECT version, release FROM migrations ORDER BY version").fetchall()
+    newest = migrations[-1].version
+    if applied and applied[-1][0] > newest:
+        number, by_release = applied[-1]
+        raise StoreVersionError(
+            f"the store {path} was written by release {by_release} (schema {number}); "
+            f"release {release()} reads schemas up to {newest}",
+            code=ErrorCode.STORE_NEWER,
+            requirement=requirement(by_release),
+        )
+    done = {number for number, _ in applied}
+    return tuple(m for m in migrations if m.version not in done)

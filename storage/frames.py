@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
 
-from storage._types import Measurement, MeasurementState, Program
 from storage.errors import InvalidInputError
+from storage.rows import Measurement, Program, field_types
+from storage.states import MeasurementState
 
-PROGRAM_SCHEMA = pl.Schema(
-    {"program_id": pl.String(), "sketch_id": pl.String(), "workload_id": pl.String(), "decisions": pl.List(pl.Int32())}
-)
-MEASUREMENT_SCHEMA = pl.Schema(
-    {
-        "measurement_id": pl.String(),
-        "program_id": pl.String(),
-        "device": pl.String(),
-        "run_id": pl.String(),
-        "at": pl.Datetime("us", "UTC"),
-        "state": pl.String(),
-        "run_secs": pl.List(pl.Float64()),
-        "latency_s": pl.Float64(),
-        "error": pl.String(),
-        "canary_off": pl.Boolean(),
-    }
-)
-OPTIONAL_COLUMNS = ("canary_off",)  # null in a frame that lacks them
+_TYPES: dict[Any, pl.DataType] = {
+    str: pl.String(),
+    int: pl.Int64(),
+    float: pl.Float64(),
+    bool: pl.Boolean(),
+    datetime: pl.Datetime("us", "UTC"),
+    tuple[int, ...]: pl.List(pl.Int32()),
+    tuple[float, ...]: pl.List(pl.Float64()),
+}
+
+
+def frame_schema(row: type[Any], *absent: str) -> pl.Schema:
+    """Columns for a dataclass's fields but `absent`; states and JSON as text."""
+    types = field_types(row)
+    return pl.Schema({name: _TYPES.get(kind, pl.String()) for name, kind in types.items() if name not in absent})
+
+
+PROGRAM_SCHEMA = frame_schema(Program)
+MEASUREMENT_SCHEMA = frame_schema(Measurement)
+OPTIONAL_COLUMNS = tuple(field.name for field in dataclasses.fields(Measurement) if "later" in field.metadata)
 SAMPLE_COLUMNS = (
     "seq",
     "measurement_id",
@@ -44,11 +49,7 @@ SAMPLE_COLUMNS = (
 )
 OUTCOME_COLUMNS = (
     *(c for c in SAMPLE_COLUMNS if c != "decisions"),
-    "run_id",
-    "state",
-    "error",
-    "run_secs",
-    "canary_off",
+    *(c for c in MEASUREMENT_SCHEMA if c not in SAMPLE_COLUMNS),
 )
 BEST_COLUMNS = ("workload_id", "program_id", "sketch_id", "decisions", "latency_s", "canary_off")
 
@@ -67,44 +68,29 @@ def utc_microseconds(at: datetime) -> int:
 
 def program_frame(programs: Sequence[Program]) -> pl.DataFrame:
     """Programs as a frame of PROGRAM_SCHEMA. Raises InvalidInputError for decisions beyond 32 bits."""
-    columns: dict[str, list[Any]] = {
-        "program_id": [p.program_id for p in programs],
-        "sketch_id": [p.sketch_id for p in programs],
-        "workload_id": [p.workload_id for p in programs],
-    }
-    lists = {"decisions": [p.decisions for p in programs]}
-    return _frame(columns, lists, PROGRAM_SCHEMA, "programs")
+    return _frame(programs, PROGRAM_SCHEMA, "programs")
 
 
 def measurement_frame(measurements: Sequence[Measurement]) -> pl.DataFrame:
     """Measurements as a frame of MEASUREMENT_SCHEMA. Raises InvalidInputError for values of the wrong type."""
-    columns: dict[str, list[Any]] = {
-        "measurement_id": [m.measurement_id for m in measurements],
-        "program_id": [m.program_id for m in measurements],
-        "device": [m.device for m in measurements],
-        "run_id": [m.run_id for m in measurements],
-        "at": [utc_microseconds(m.at) for m in measurements],
-        "state": [str(m.state) for m in measurements],
-        "latency_s": [m.latency_s for m in measurements],
-        "error": [m.error for m in measurements],
-        "canary_off": [m.canary_off for m in measurements],
-    }
-    lists = {"run_secs": [m.run_secs for m in measurements]}
-    schema = pl.Schema({**MEASUREMENT_SCHEMA, "at": pl.Int64()})
-    return _frame(columns, lists, schema, "measurements").with_columns(
-        pl.col("at").cast(pl.Datetime("us")).dt.replace_time_zone("UTC")
-    )
+    return _frame(measurements, MEASUREMENT_SCHEMA, "measurements")
 
 
-def _frame(
-    columns: Mapping[str, Sequence[Any]], lists: Mapping[str, Sequence[Sequence[Any]]], schema: pl.Schema, what: str
-) -> pl.DataFrame:
+def _frame(rows: Sequence[Any], schema: pl.Schema, what: str) -> pl.DataFrame:
     try:
-        flat = {name: pl.Series(name, values, schema[name], strict=True) for name, values in columns.items()}
-        nested = {name: _list_series(name, values) for name, values in lists.items()}
-        return pl.DataFrame([{**flat, **nested}[name] for name in schema])
+        return pl.DataFrame(
+            [_series(name, kind, [getattr(row, name) for row in rows]) for name, kind in schema.items()]
+        )
     except (TypeError, OverflowError, pa.ArrowException, pl.exceptions.PolarsError) as exc:
         raise _wrong_type(what, exc) from exc
+
+
+def _series(name: str, kind: pl.DataType, values: Sequence[Any]) -> pl.Series:
+    if isinstance(kind, pl.List):
+        return _list_series(name, values)
+    if isinstance(kind, pl.Datetime):  # as numbers: polars reads the clock of any other zone
+        return pl.Series(name, [utc_microseconds(at) for at in values], pl.Int64()).cast(kind)
+    return pl.Series(name, [str(v) if isinstance(v, StrEnum) else v for v in values], kind, strict=True)
 
 
 def _list_series(name: str, values: Sequence[Sequence[Any]]) -> pl.Series:

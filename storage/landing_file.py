@@ -16,15 +16,16 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage._frames import utc_microseconds
-from storage._migrations import release
-from storage._quality_types import Canary, CanaryState
-from storage._rows import checked_canary
-from storage._types import MeasurementBatch, Program, Sketch, canonical_json
-from storage.errors import InvalidInputError, StoreVersionError, TlpError
+from storage.checks import checked_canary
+from storage.errors import ErrorCode, InvalidInputError, StoreVersionError, TlpError
+from storage.frames import MEASUREMENT_SCHEMA, utc_microseconds
+from storage.rows import Canary, MeasurementBatch, Program, Sketch, canonical_json
+from storage.schema import release, requirement
+from storage.states import CanaryState
 
 FORMAT = "tlp-landing"
 FORMAT_VERSION = 1
@@ -32,18 +33,16 @@ EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
 MAX_AHEAD = timedelta(days=1)  # of a host's clock before ours
 SKETCH_COLUMNS = ("sketch_id", "workload_id", "language", "instructions_json", "decision_width")
 _METADATA = b"tlp"
+_ARROW_TYPES = {
+    pl.String(): pa.string(),
+    pl.Float64(): pa.float64(),
+    pl.Boolean(): pa.bool_(),
+    pl.Datetime("us", "UTC"): pa.timestamp("us", tz="UTC"),
+    pl.List(pl.Float64()): pa.list_(pa.float64()),
+}
 _ARROW_SCHEMA = pa.schema(
     [
-        ("measurement_id", pa.string()),
-        ("program_id", pa.string()),
-        ("device", pa.string()),
-        ("run_id", pa.string()),
-        ("at", pa.timestamp("us", tz="UTC")),
-        ("state", pa.string()),
-        ("run_secs", pa.list_(pa.float64())),
-        ("latency_s", pa.float64()),
-        ("error", pa.string()),
-        ("canary_off", pa.bool_()),
+        *((name, _ARROW_TYPES[kind]) for name, kind in MEASUREMENT_SCHEMA.items()),
         ("sketch_id", pa.string()),
         ("workload_id", pa.string()),
         ("decisions", pa.list_(pa.int32())),
@@ -84,24 +83,11 @@ def encode(batch: MeasurementBatch) -> bytes:
         "canaries": [_canary_value(checked_canary(canary)) for canary in batch.canaries],
     }
     rows = batch.measurements
-    columns: dict[str, list[Any]] = {
-        "measurement_id": [m.measurement_id for m in rows],
-        "program_id": [m.program_id for m in rows],
-        "device": [m.device for m in rows],
-        "run_id": [m.run_id for m in rows],
-        "at": [utc_microseconds(m.at) for m in rows],
-        "state": [str(m.state) for m in rows],
-        "run_secs": [m.run_secs for m in rows],
-        "latency_s": [m.latency_s for m in rows],
-        "error": [m.error for m in rows],
-        "canary_off": [m.canary_off for m in rows],
-        "sketch_id": [s.sketch_id for s in sketch_of],
-        "workload_id": [s.workload_id for s in sketch_of],
-        "decisions": [p.decisions for p in of],
-        "language": [s.language for s in sketch_of],
-        "instructions_json": [s.instructions_json for s in sketch_of],
-        "decision_width": [s.decision_width for s in sketch_of],
-    }
+    columns: dict[str, list[Any]] = {name: [getattr(row, name) for row in rows] for name in MEASUREMENT_SCHEMA}
+    columns["at"] = [utc_microseconds(at) for at in columns["at"]]
+    columns["state"] = [str(state) for state in columns["state"]]
+    columns["decisions"] = [program.decisions for program in of]
+    columns |= {name: [getattr(sketch, name) for sketch in sketch_of] for name in SKETCH_COLUMNS}
     buffer = io.BytesIO()
     try:
         arrays = [pa.array(columns[field.name], field.type) for field in _ARROW_SCHEMA]
@@ -136,7 +122,8 @@ def decode(name: str, data: bytes) -> Content:
             raise StoreVersionError(
                 f"{name}.parquet was written by release {value['release']} in format {value['format_version']}; "
                 f"release {release()} reads up to {FORMAT_VERSION}",
-                next_command=f"pip install --upgrade 'tlp-fleet>={value['release']}'",
+                code=ErrorCode.STORE_NEWER,
+                requirement=requirement(value["release"]),
             )
         if not table.schema.equals(_ARROW_SCHEMA):
             raise InvalidInputError(f"{name}.parquet has other columns than a batch: {', '.join(table.schema.names)}")

@@ -1,0 +1,99 @@
+"""States of rows and codes of reasons: what is decided by."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class DeviceState(StrEnum):
+    """Where a device is in its life (see docs/architecture.md)."""
+
+    ENROLLED = "enrolled"
+    MEASURING = "measuring"
+    TRAINING = "training"
+    SERVING = "serving"
+    QUARANTINED = "quarantined"
+    RETIRED = "retired"
+
+
+class MeasurementState(StrEnum):
+    """The outcome of one measurement: a latency (OK) or an error, never both."""
+
+    OK = "OK"
+    BUILD_ERROR = "BUILD_ERROR"
+    RUN_ERROR = "RUN_ERROR"
+    TIMEOUT = "TIMEOUT"
+    WRONG_RESULT = "WRONG_RESULT"
+    DEVICE_LOST = "DEVICE_LOST"
+
+
+class RunKind(StrEnum):
+    """What a run does."""
+
+    BOOTSTRAP = "bootstrap"
+    MEASURE = "measure"
+    TRAIN = "train"
+    EVALUATE = "evaluate"
+    TUNE = "tune"
+    IMPORT = "import"
+
+
+class RunState(StrEnum):
+    """State of a run. RUNNING is the only unfinished one."""
+
+    RUNNING = "RUNNING"
+    DONE = "DONE"
+    SKIPPED = "SKIPPED"
+    FAILED = "FAILED"
+    INTERRUPTED = "INTERRUPTED"  # Ctrl-C or SIGTERM: it closed itself
+    CRASHED = "CRASHED"  # its process is gone; closed by the next start
+
+    def is_finished(self) -> bool:
+        """Whether the run accepts no more writes."""
+        return self is not RunState.RUNNING
+
+
+class ReasonCode(StrEnum):
+    """What is decided by, beside the sentence that tells a person the same; see `DeviceEvent`, `Run`, `ModelEvent`."""
+
+    OTHER = "other"  # nothing is decided by it
+    # of a device's event
+    ENROLLED = "enrolled"
+    WORK = "work"  # a run began
+    WORK_OVER = "work_over"  # it ended, or its process is gone
+    LOST = "lost"
+    PROBE = "probe"  # of a lost device: it began, it failed, it went well
+    PROBE_FAILED = "probe_failed"
+    PROBE_OK = "probe_ok"
+    RETURNED = "returned"  # after a probe that went well
+    PROMOTED = "promoted"  # a champion has a head for it
+    RETIRED = "retired"
+    RESUMED = "resumed"
+    # of a run's end
+    DONE = "done"
+    NOTHING_TO_DO = "nothing_to_do"
+    FLAT = "flat"  # tuning stopped: the network gets no faster
+    EXHAUSTED = "exhausted"  # no programs are left to measure
+    GAVE_UP = "gave_up"  # too few programs were OK
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    CRASHED = "crashed"
+    # of a model's event
+    MOVED_IN_MLFLOW = "moved_in_mlflow"  # by a person, found afterwards
+
+
+class Actor(StrEnum):
+    """Who moved an alias."""
+
+    PIPELINE = "pipeline"
+    PERSON = "person"
+
+
+class CanaryState(StrEnum):
+    """What a canary measurement found, or what a person decided about it."""
+
+    REFERENCE = "reference"  # the first one since the device was enrolled or re-based: others are compared with it
+    STEADY = "steady"
+    OFF = "off"
+    FAILED = "failed"  # no reference could be taken: the kernel does not run, or too unsteadily. Nothing is known
+    REBASE = "rebase"  # a person: the next canary becomes the reference
