@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tlp.measure.rows import measure_input
+from tlp.measure import measure_input
 
 TIMEOUT_S = 300.0  # for both and for building and running alike: on a loaded machine nothing should time out
 EVALUATOR = {"number": 1, "repeat": 3, "min_repeat_ms": 0, "enable_cpu_cache_flush": True}

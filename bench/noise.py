@@ -32,7 +32,7 @@ from measure import sample
 from rich.console import Console
 from rich.table import Table
 
-from tlp.measure.rows import measure_input
+from tlp.measure import measure_input
 
 
 def cv(values: Sequence[float]) -> float:

@@ -34,9 +34,8 @@ from tests.tuning import FixedScorerProvider
 from tlp.language.arrays import IntArray
 from tlp.language.metaschedule_encoder import MetaScheduleEncoder
 from tlp.language.vocabulary import Vocabulary
-from tlp.measure import Observation, Proposer
+from tlp.measure import Observation, Proposer, measure_input
 from tlp.measure.fake import FakeRunner
-from tlp.measure.rows import measure_input
 from tlp.model.config import TLPConfig
 from tlp.model.inference import Inference, Pooled, Precision
 from tlp.model.network import MTLTLP

@@ -31,9 +31,9 @@ from tlp.felix.opinions import Chooser, Opinions
 from tlp.felix.scorer import FelixModel
 from tlp.language.arrays import IntArray
 from tlp.measure import Observation
-from tlp.search.adaptation import TaskAdaptation
+from tlp.search.adaptation import Measured, TaskAdaptation
 from tlp.search.array_scores import ArrayModel, ArrayScores
-from tlp.search.array_search import ArraySearch, KnownProgram, Pool, matrix
+from tlp.search.array_search import ArraySearch, Pool, matrix
 from tlp.search.cost_model import Degraded
 from tlp.search.posterior import Posterior
 from tlp.search.scoring import on_threads
@@ -90,7 +90,7 @@ class GradientSearch(ArraySearch):
         steps: int = STEPS,
         population: int = 2048,
         generations: int = 4,
-        elite: Sequence[KnownProgram] = (),
+        elite: Sequence[Measured] = (),
         seed: int = 0,
         epsilon: float = 0.0,
     ) -> None:

@@ -1,5 +1,14 @@
 """Building programs and timing them on a device. Importing this package does not import tvm."""
 
-from tlp.measure.contract import ArgInfo, Check, MeasureInput, MeasureOutcome, Observation, Proposer, Runner
+from tlp.measure.contract import (
+    ArgInfo,
+    Check,
+    MeasureInput,
+    MeasureOutcome,
+    Observation,
+    Proposer,
+    Runner,
+    measure_input,
+)
 
-__all__ = ["ArgInfo", "Check", "MeasureInput", "MeasureOutcome", "Observation", "Proposer", "Runner"]
+__all__ = ["ArgInfo", "Check", "MeasureInput", "MeasureOutcome", "Observation", "Proposer", "Runner", "measure_input"]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from storage import MeasurementState, Workload
 from tlp.measure.worker import latency_of
+from tlp.programs.workloads import arg_infos
 
 if TYPE_CHECKING:
     from tlp.programs.space import Candidate
@@ -56,6 +57,31 @@ class MeasureInput:
     target: Mapping[str, Any]
     args: tuple[ArgInfo, ...]
     check: Check | None = None
+
+
+def measure_input(candidate: Candidate, target: Mapping[str, Any], *, check: bool = False) -> MeasureInput:
+    """A program for a runner, compiled for `target`; the key is the program's id.
+
+    Args:
+        check: have its results compared with those of the workload's own module.
+    """
+    import tvm
+
+    wanted = None
+    if check:
+        wanted = Check(
+            tvm.ir.save_json(candidate.module),
+            tvm.ir.save_json(candidate.reference),
+            candidate.sketch.workload_id,
+            arg_infos(candidate.reference),
+        )
+    return MeasureInput(
+        key=candidate.program.program_id,
+        module_json=tvm.ir.save_json(candidate.prepared_module()),
+        target=dict(target),
+        args=candidate.args,
+        check=wanted,
+    )
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from storage import Measurement, MeasurementBatch
 from tlp.core.errors import AllFailedError, StoreError
 from tlp.core.signals import held_signals
-from tlp.measure import rows
 from tlp.measure.canary import CanaryWatch
 from tlp.measure.contract import MeasureOutcome
 
@@ -51,8 +52,17 @@ class Recorder:
 
     def add(self, candidate: Candidate, outcome: MeasureOutcome) -> Measurement:
         """Note an outcome; its row is pending."""
-        row = rows.measurement(
-            outcome.key, outcome, device=self._device, run_id=self._run_id, canary_off=self._watch.off
+        row = Measurement(
+            measurement_id=uuid.uuid4().hex,
+            program_id=outcome.key,
+            device=self._device,
+            run_id=self._run_id,
+            at=datetime.now(UTC),
+            state=outcome.state,
+            run_secs=outcome.run_secs,
+            latency_s=outcome.latency_s,
+            error=outcome.error,
+            canary_off=self._watch.off,
         )
         self.pending.append((candidate, row))
         if outcome.error is None:
@@ -68,7 +78,10 @@ class Recorder:
         if not self.pending and not canaries:
             return
         try:
-            self._put(rows.batch(self.pending, canaries))
+            sketches = {candidate.sketch.sketch_id: candidate.sketch for candidate, _ in self.pending}
+            programs = [candidate.program for candidate, _ in self.pending]
+            rows = [row for _, row in self.pending]
+            self._put(MeasurementBatch(list(sketches.values()), programs, rows, canaries))
         except BaseException:
             self._watch.give_back(canaries)
             raise

@@ -16,10 +16,9 @@ from tlp.core.errors import AllFailedError, DeviceLostError, InvalidInputError, 
 from tlp.core.fleet import Fleet
 from tlp.exchange import landing
 from tlp.fleet.runs import device_activity, move
-from tlp.measure import rows
 from tlp.measure._prefetch import Prefetch
 from tlp.measure.canary import CanaryWatch
-from tlp.measure.contract import MeasureInput, MeasureOutcome, Proposer, Runner
+from tlp.measure.contract import MeasureInput, MeasureOutcome, Proposer, Runner, measure_input
 from tlp.measure.endpoint import require_measurable
 from tlp.measure.quarantine import set_aside, wait_for_return
 from tlp.measure.recorder import Recorder
@@ -158,7 +157,7 @@ def _with_inputs(
 ) -> Iterator[tuple[Candidate, MeasureInput]]:
     """What the runner takes; the first and then every n-th program has its results checked (0: none)."""
     for number, candidate in enumerate(candidates):
-        yield candidate, rows.measure_input(candidate, target, check=check_every > 0 and number % check_every == 0)
+        yield candidate, measure_input(candidate, target, check=check_every > 0 and number % check_every == 0)
 
 
 class _Session:

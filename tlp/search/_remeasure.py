@@ -24,7 +24,7 @@ import polars as pl
 from storage import Measurement, MeasurementState, MeasurementStore, Sketch
 from tlp.core.errors import TlpError
 from tlp.core.signals import held_signals
-from tlp.measure import rows
+from tlp.measure import measure_input
 from tlp.measure.canary import CanaryWatch
 from tlp.measure.recorder import Recorder
 from tlp.search.opening import Tuning
@@ -60,7 +60,7 @@ def remeasure(
     again: dict[str, Measurement] = {}
     with recorder.keeping():
         watch.check()
-        jobs = [rows.measure_input(candidate, device.target) for candidate in candidates.values()]
+        jobs = [measure_input(candidate, device.target) for candidate in candidates.values()]
         for outcome in tuning.runner.measure(jobs):
             again[outcome.key] = recorder.add(candidates[outcome.key], outcome)
     compared = [(task, first, again[first["program_id"]]) for task, first in chosen if first["program_id"] in again]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from storage import MeasurementBatch, MeasurementState, ReasonCode, TuningResult, Workload
 from tlp.core.signals import held_signals
 from tlp.fleet import quality
-from tlp.measure import MeasureOutcome, Observation, Proposer, rows
+from tlp.measure import MeasureOutcome, Observation, Proposer, measure_input
 from tlp.measure.canary import CanaryWatch
 from tlp.measure.recorder import Recorder
 from tlp.search._ahead import Ahead, Proposal
@@ -202,7 +202,7 @@ class TuningSession:
         if ahead and not proposer.overlaps:
             return Proposal({}, (), self.version)
         candidates = proposer.propose(task.workload, count, self._measured_of(task.workload))
-        jobs = [rows.measure_input(candidate, self._tuning.device.target) for candidate in candidates]
+        jobs = [measure_input(candidate, self._tuning.device.target) for candidate in candidates]
         return Proposal({job.key: c for job, c in zip(jobs, candidates, strict=True)}, jobs, self.version)
 
     def _open(self, workload: Workload) -> Proposer:

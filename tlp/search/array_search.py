@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 import numpy as np
 
-from storage import Program, Sketch, Workload
+from storage import Program, Workload
 from tlp.language.arrays import Arrays, IntArray
 from tlp.measure import Observation, Proposer
+from tlp.search.adaptation import Measured
 from tlp.search.array_scores import ArrayModel, Floats, ScoreArrays
 
 if TYPE_CHECKING:
@@ -53,15 +54,6 @@ class Counts:
     applied: int = 0
     rejected: int = 0
     corrected: int = 0
-
-
-@dataclass(frozen=True)
-class KnownProgram:
-    """A program that ran on the device before, to start a population from."""
-
-    sketch: Sketch
-    decisions: tuple[int, ...]
-    latency_s: float
 
 
 class Pool:
@@ -147,7 +139,7 @@ class ArraySearch(Proposer):
         *,
         population: int = 2048,
         generations: int = 4,
-        elite: Sequence[KnownProgram] = (),
+        elite: Sequence[Measured] = (),
         seed: int = 0,
         epsilon: float = EPSILON,
     ) -> None:

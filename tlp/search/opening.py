@@ -18,7 +18,7 @@ from tlp.core.fleet import Fleet
 from tlp.measure import Proposer, Runner
 from tlp.search.adaptation import MEMORY, Adaptation, Measured, TaskAdaptation
 from tlp.search.array_scores import ArrayScores
-from tlp.search.array_search import ArraySearch, KnownProgram
+from tlp.search.array_search import ArraySearch
 from tlp.search.proposers import RandomProposer
 from tlp.search.providers import CostModelProvider
 
@@ -84,6 +84,7 @@ class Task:
     def __init__(self, tuning: Tuning, workload: Workload, measured: AbstractSet[str]) -> None:
         self._store = tuning.fleet.store
         self._tuning = tuning
+        self._device = tuning.device.name
         self._workload = workload
         # A proposer opened again, in this run or a resumed one, must not draw what it drew the first time.
         self.seed = tuning.params.seed + len(measured)
@@ -102,14 +103,9 @@ class Task:
         return {sketch.sketch_id: sketch for sketch in sketches}
 
     @cached_property
-    def elite(self) -> list[KnownProgram]:
+    def elite(self) -> list[Measured]:
         """The fastest programs known on the device, to start from."""
-        best = self._store.best_programs(self._tuning.device.name, [self._workload.workload_id], top=ELITE)
-        return [
-            KnownProgram(self.sketches[row["sketch_id"]], tuple(map(int, row["decisions"])), float(row["latency_s"]))
-            for row in best.iter_rows(named=True)
-            if row["sketch_id"] in self.sketches
-        ]
+        return self._programs(self._store.best_programs(self._device, [self._workload.workload_id], top=ELITE))
 
     def learned(self, adaptation: Adaptation | None) -> TaskAdaptation | None:
         """What the run knows of this task with one of its models; at first, what the store knows."""
@@ -129,14 +125,17 @@ class Task:
 
     def _measured(self) -> list[Measured]:
         """Programs of the task that were measured on the device before, the fastest and the newest."""
-        ids = [self._workload.workload_id]
-        rows = self._store.samples(devices=[self._tuning.device.name], workload_ids=ids)
+        rows = self._store.samples(devices=[self._device], workload_ids=[self._workload.workload_id])
         rows = rows.unique("program_id", keep="last").sort("seq")
         if len(rows) > MEMORY:
             rows = pl.concat([rows.sort("latency_s").head(MEMORY // 2), rows.tail(MEMORY // 2)]).unique("program_id")
+        return self._programs(rows.sort("seq"))
+
+    def _programs(self, rows: pl.DataFrame) -> list[Measured]:
+        """Rows of the store, those whose sketch it has."""
         return [
-            Measured(self.sketches[row["sketch_id"]], tuple(row["decisions"]), float(row["latency_s"]))
-            for row in rows.sort("seq").iter_rows(named=True)
+            Measured(self.sketches[row["sketch_id"]], tuple(map(int, row["decisions"])), float(row["latency_s"]))
+            for row in rows.iter_rows(named=True)
             if row["sketch_id"] in self.sketches
         ]
 

@@ -17,7 +17,7 @@ from tlp.language.sketch import to_trace
 from tlp.measure import Observation, Proposer
 from tlp.measure.worker import kept
 from tlp.programs.tvm import make_tune_context, map_tvm_errors
-from tlp.search.array_search import KnownProgram
+from tlp.search.adaptation import Measured
 
 if TYPE_CHECKING:
     from tlp.programs.space import Candidate, DesignSpace
@@ -53,7 +53,7 @@ class TVMEvolutionarySearch(Proposer):
         batch: int,
         population: int,
         generations: int,
-        elite: Sequence[KnownProgram] = (),
+        elite: Sequence[Measured] = (),
         seed: int = 0,
         threads: int = 1,
     ) -> None:
@@ -132,7 +132,7 @@ class TVMEvolutionarySearch(Proposer):
             self._context.notify_runner_results(candidates, results)
             self._cost_model.update(self._context, candidates, results)
 
-    def _commit_known(self, known: KnownProgram) -> None:
+    def _commit_known(self, known: Measured) -> None:
         from tvm.s_tir import Schedule
         from tvm.s_tir import meta_schedule as ms
         from tvm.s_tir.schedule import Trace

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from storage import Sketch, Workload
 from tlp.core.errors import InvalidInputError
 from tlp.language.sketch import from_trace, parse_sketch, to_trace
-from tlp.measure.rows import measure_input
+from tlp.measure import measure_input
 from tlp.programs import targets
 from tlp.programs.space import Candidate, DesignSpace
 

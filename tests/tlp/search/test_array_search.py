@@ -13,7 +13,8 @@ from tests.tuning import ask
 from tlp.language.arrays import IntArray
 from tlp.measure import MeasureOutcome, Observation
 from tlp.programs.space import Candidate, DesignSpace
-from tlp.search.array_search import ArraySearch, KnownProgram
+from tlp.search.adaptation import Measured
+from tlp.search.array_search import ArraySearch
 
 
 def score(sketch: Sketch, rows: IntArray) -> np.ndarray:
@@ -86,7 +87,7 @@ def test_a_share_is_random(space: DesignSpace) -> None:
 def test_programs_that_ran_are_bred_from(space: DesignSpace) -> None:
     """With scores that say nothing, only what was measured can lead anywhere."""
     good = max(space.sample(32, seed=2), key=lambda c: scores([c])[0])
-    elite = [KnownProgram(good.sketch, good.program.decisions, 1e-3)]
+    elite = [Measured(good.sketch, good.program.decisions, 1e-3)]
 
     def flat(sketch: Sketch, rows: IntArray) -> np.ndarray:
         return np.full(len(rows), float(sketch.sketch_id == good.sketch.sketch_id))

@@ -9,11 +9,10 @@ import pytest
 from storage import MeasurementState, Sketch, Workload
 from tests.tuning import FixedScorerProvider, ask
 from tlp.core.errors import InvalidInputError
-from tlp.measure import MeasureOutcome, Observation, Proposer
+from tlp.measure import MeasureOutcome, Observation, Proposer, measure_input
 from tlp.measure.fake import FakeRunner
-from tlp.measure.rows import measure_input
 from tlp.programs.space import Candidate, DesignSpace
-from tlp.search.array_search import KnownProgram
+from tlp.search.adaptation import Measured
 from tlp.search.proposers import RandomProposer
 from tlp.search.providers import CostModelProvider, RandomProvider, XGBProvider
 from tlp.search.tvm_search import TVMEvolutionarySearch
@@ -72,8 +71,8 @@ def test_the_model_guides_the_search(space: DesignSpace) -> None:
 
 def test_elite_seeds_the_population_and_is_not_proposed(space: DesignSpace) -> None:
     sampled = space.sample(12, seed=5)
-    elite = [KnownProgram(c.sketch, c.program.decisions, 1e-3 * (i + 1)) for i, c in enumerate(sampled)]
-    unreadable = KnownProgram(Sketch.make(space.workload.workload_id, "metaschedule", "[]", 3), (1, 2, 3), 1e-3)
+    elite = [Measured(c.sketch, c.program.decisions, 1e-3 * (i + 1)) for i, c in enumerate(sampled)]
+    unreadable = Measured(Sketch.make(space.workload.workload_id, "metaschedule", "[]", 3), (1, 2, 3), 1e-3)
     known = {c.program.program_id for c in sampled}
     search = evolutionary(space, FixedScorerProvider(narrow, "1"), elite=[*elite, unreadable])
     assert len(search._database) >= len(elite)
