@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tlp.measure import MeasureInput
@@ -26,11 +26,6 @@ class Proposal:
     candidates: Mapping[str, Candidate]
     jobs: Sequence[MeasureInput]
     version: str
-
-    def first(self, most: int) -> Proposal:
-        """At most so many of its programs, the most promising."""
-        jobs = self.jobs[:most]
-        return Proposal({job.key: self.candidates[job.key] for job in jobs}, jobs, self.version)
 
 
 class Ahead:
@@ -61,14 +56,12 @@ class Ahead:
         """Whether a proposal waits for that task's turn."""
         return index in self._waiting
 
-    def pop(self, index: int, most: int) -> Proposal | None:
+    def pop(self, index: int, most: int = 0) -> Proposal | None:
         """The proposal that waits for this task, its first `most` programs; None if there is none."""
-        proposal = self._waiting.pop(index, None)
-        return None if proposal is None else proposal.first(most)
-
-    def drop(self, index: int) -> None:
-        """Forget what waits for a task."""
-        self._waiting.pop(index, None)
+        if (proposal := self._waiting.pop(index, None)) is None:
+            return None
+        jobs = proposal.jobs[:most]
+        return replace(proposal, candidates={job.key: proposal.candidates[job.key] for job in jobs}, jobs=jobs)
 
     def close(self) -> None:
         """End the thread, after what it is at."""

@@ -271,7 +271,7 @@ class TuningSession:
     def _give_up(self, index: int, reason: str) -> None:
         self.tasks[index].given_up = reason
         self._scheduler.retire(index)
-        self._ahead.drop(index)
+        self._ahead.pop(index)
         self._proposers.close(self.tasks[index].workload)
 
     def _record(self, task: TaskState, candidate: Candidate, outcome: MeasureOutcome) -> None:

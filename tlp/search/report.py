@@ -119,7 +119,7 @@ class TuningReport:
         degraded_events: scorings that had to do without the model.
         degraded_reason: why, the last time.
         warnings: what a person should know about the versions used, e.g. that the champion could not be loaded.
-        resumed_from: the run this one went on with.
+        resumed_from: the run this one continued.
         reason: "done", or why the budget was not used up.
         remeasured: the best programs of the run, measured again at its end; not among `trials`.
         of_search: what the search adds (`Search.report`).
@@ -151,23 +151,14 @@ class TuningReport:
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; latencies in seconds."""
-        return {
-            "network": self.network,
-            "device": self.device,
-            "run_id": self.run_id,
-            "model_version": self.model_version,
+        apart = ("skipped", "degraded_events", "degraded_reason", "of_search")
+        return {key: value for key, value in asdict(self).items() if key not in apart} | {
             "model_versions": [{"version": v, "after_trials": n} for v, n in self.model_versions],
-            "search": self.search,
-            "trials": self.trials,
-            "failed": self.failed,
-            "seconds": self.seconds,
             "tasks": [row.to_json() for row in self.tasks],
             "estimated_latency_s": self.estimated_latency_s,
             "skipped_tasks": [{"task": task, "reason": reason} for task, reason in self.skipped],
             "degraded": {"events": self.degraded_events, "last_reason": self.degraded_reason},
             "warnings": list(self.warnings),
             "remeasured": [asdict(row) for row in self.remeasured],
-            "resumed_from": self.resumed_from,
-            "reason": self.reason,
             **self.of_search,
         }

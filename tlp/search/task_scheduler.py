@@ -6,7 +6,7 @@ the next round goes where |∂f/∂tᵢ| is largest:
     ∂f/∂tᵢ ≈ wᵢ · (α · (gᵢ(tᵢ) − gᵢ(tᵢ − Δt)) / Δt  +  (1 − α) · (min(gᵢ(tᵢ) − gᵢ(tᵢ)/tᵢ, β · Cᵢ / V) − gᵢ(tᵢ)))
 
 with gᵢ the best latency after tᵢ rounds, Cᵢ the task's FLOP and V the best speed (FLOP/s) among similar tasks.
-Constants as in `auto_scheduler.TaskScheduler` (α 0.2, β 2, window 3).
+Constants as in `auto_scheduler.TaskScheduler`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Final
+
+ALPHA: Final = 0.2  # share of the backward difference
+BETA: Final = 2.0  # how much slower than its kind's best speed a task may be taken to end up
+WINDOW: Final = 3  # rounds the backward difference looks back
+MAX_BLANK_ROUNDS: Final = 2  # rounds without a single measured latency after which a task is given up
 
 
 @dataclass(frozen=True)
@@ -40,30 +46,14 @@ class _State:
 class TaskScheduler:
     """Warm-up (one round each, the heaviest first), then the steepest gradient.
 
-    A task none of whose programs has run yet is tried again after the warm-up, `max_blank_rounds` rounds in all.
+    A task none of whose programs has run yet is tried again after the warm-up, `MAX_BLANK_ROUNDS` rounds in all.
 
     Args:
         tasks: in any order; methods name them by index.
-        alpha: share of the backward difference.
-        beta: how much slower than its kind's best speed a task may be taken to end up.
-        window: rounds the backward difference looks back.
-        max_blank_rounds: rounds without a single measured latency after which a task is given up.
     """
 
-    def __init__(
-        self,
-        tasks: Sequence[SchedulerTask],
-        *,
-        alpha: float = 0.2,
-        beta: float = 2.0,
-        window: int = 3,
-        max_blank_rounds: int = 2,
-    ) -> None:
+    def __init__(self, tasks: Sequence[SchedulerTask]) -> None:
         self._tasks = tuple(tasks)
-        self._alpha = alpha
-        self._beta = beta
-        self._window = window
-        self._max_blank_rounds = max_blank_rounds
         self._states = [_State() for _ in self._tasks]
         # A budget too small for all tasks should go to those that matter.
         self._warm_up = sorted(range(len(self._tasks)), key=lambda i: (-self._tasks[i].weight * self._tasks[i].flop, i))
@@ -83,31 +73,27 @@ class TaskScheduler:
         """One round of a task is over; `best_latency_s` is the best known now, None if no program has run yet."""
         state = self._states[index]
         state.history.append(math.inf if best_latency_s is None else best_latency_s)
-        if best_latency_s is None and len(state.history) >= self._max_blank_rounds:
+        if best_latency_s is None and len(state.history) >= MAX_BLANK_ROUNDS:
             state.retired = True
 
     def retire(self, index: int) -> None:
         """Give this task no more rounds: its space is exhausted, or its search failed."""
         self._states[index].retired = True
 
-    def rounds(self, index: int) -> int:
-        """Rounds the task had."""
-        return len(self._states[index].history)
-
     def gradient(self, index: int) -> float:
         """∂f/∂t of a task with a known latency, seconds per round, ≤ 0; see the module."""
         history, task = self._states[index].history, self._tasks[index]
         best, rounds = history[-1], len(history)
         backward = 0.0
-        before = history[-1 - self._window] if rounds > self._window else math.inf
+        before = history[-1 - WINDOW] if rounds > WINDOW else math.inf
         if math.isfinite(before):
-            backward = (best - before) / self._window
+            backward = (best - before) / WINDOW
         # The optimistic guess (as fast again as it got so far) and what similar tasks show to be possible.
         reachable = best - best / rounds
         speed = self._best_speed(task.kind)
         if speed is not None and task.flop > 0:
-            reachable = min(reachable, self._beta * task.flop / speed)
-        return task.weight * (self._alpha * backward + (1 - self._alpha) * (reachable - best))
+            reachable = min(reachable, BETA * task.flop / speed)
+        return task.weight * (ALPHA * backward + (1 - ALPHA) * (reachable - best))
 
     def _best_speed(self, kind: str) -> float | None:
         speeds = [
