@@ -12,7 +12,7 @@ from storage import Actor, MeasurementStore, ModelEvent, ReasonCode, RunKind, ca
 from tlp.core.errors import InvalidInputError, NotFoundError, RegistryError
 from tlp.core.faults import reached
 from tlp.core.registry import CHAMPION, REJECTED, ModelVersion, pin_alias, rejected_tag
-from tlp.registry.mlflow import error_code, none_if_missing, retrying
+from tlp.registry.mlflow import MISSING, none_if, retrying
 from tlp.registry.versions import Reader, family_of, numbers
 
 if TYPE_CHECKING:
@@ -211,18 +211,12 @@ class Mover:
 
     def _announce(self, target: ModelVersion, event: ModelEvent, source: int | None) -> None:
         """Write the intent where no page for people shows it: a tag of the version's run, if it has one."""
-        from mlflow.exceptions import MlflowException
-
         client, key = self._client, INTENT + event.alias
         intent = {"at": event.at.isoformat(), "from": source, "to": target.version, "by": event.by.value}
         text = canonical_json(intent | {"reason": event.reason[:2000]})
-        if target.run_id is not None:
-            try:
-                retrying(lambda: client.set_tag(target.run_id, key, text))
-                return
-            except MlflowException as exc:  # a person deleted the run
-                if error_code(exc) not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "INVALID_STATE"):
-                    raise
+        deleted = (*MISSING, "INVALID_PARAMETER_VALUE", "INVALID_STATE")
+        if target.run_id and none_if(deleted, lambda: client.set_tag(target.run_id, key, text) or True):
+            return
         retrying(lambda: client.set_registered_model_tag(event.model, key, text))
 
     def move_back(
@@ -251,7 +245,7 @@ class Mover:
 
     def _tags(self, model: str, version: int) -> Mapping[str, str] | None:
         """Tags of a version; None if it is gone: an alias may name a version that is not there."""
-        row = none_if_missing(lambda: self._client.get_model_version(model, str(version)))
+        row = none_if(MISSING, lambda: self._client.get_model_version(model, str(version)))
         return None if row is None else row.tags
 
     def is_rejected(self, model: str, version: int) -> bool:
@@ -296,9 +290,9 @@ class Mover:
     ) -> ModelEvent | None:
         """The announced move that led to `now` and was never recorded, if there is one."""
         intents = [model_tags.get(INTENT + alias)]
-        row = None if now is None else none_if_missing(lambda: self._client.get_model_version(model, str(now)))
+        row = None if now is None else none_if(MISSING, lambda: self._client.get_model_version(model, str(now)))
         if row is not None and row.run_id:
-            run = none_if_missing(lambda: self._client.get_run(row.run_id))
+            run = none_if(MISSING, lambda: self._client.get_run(row.run_id))
             intents.append(None if run is None else run.data.tags.get(INTENT + alias))
         for text in intents:
             intent: dict[str, Any] = json.loads(text) if text else {}
