@@ -289,8 +289,10 @@ def mlflow_run(
     retrying(lambda: client.set_terminated(run_id, "FINISHED"))
 
 
-def log_record(client: MlflowClient, run_id: str, record: RunRecord, tags: Mapping[str, str], name: str) -> None:
-    """Log everything a run shows; may be repeated. `name`: of the page and the table among its files."""
+def log_record(
+    client: MlflowClient, run_id: str, record: RunRecord, tags: Mapping[str, str], page: str, table: str
+) -> None:
+    """Log everything a run shows; may be repeated. `page` and `table`: their files among the run's."""
     from mlflow.entities import Param, RunTag
 
     params = [Param(key, tag_text(value)[:_PARAM_CHARS]) for key, value in record.params.items()]
@@ -305,12 +307,12 @@ def log_record(client: MlflowClient, run_id: str, record: RunRecord, tags: Mappi
     if record.report is not None:
         client.log_dict(run_id, dict(record.report), "report.json")
     if record.page:
-        client.log_text(run_id, record.page, f"{name}.md")
+        client.log_text(run_id, record.page, page)
     if record.table:
         # What `log_table` writes, which would read a table that is there already and add to it.
         rows = [list(row) for row in zip(*record.table.values(), strict=True)]
-        client.log_dict(run_id, {"columns": list(record.table), "data": rows}, f"{name}.json")
-        client.set_tag(run_id, "mlflow.loggedArtifacts", json.dumps([{"path": f"{name}.json", "type": "table"}]))
+        client.log_dict(run_id, {"columns": list(record.table), "data": rows}, table)
+        client.set_tag(run_id, "mlflow.loggedArtifacts", json.dumps([{"path": table, "type": "table"}]))
 
 
 def metric(key: str, value: float, at_ms: int, step: int = 0, **ids: Any) -> Metric:
@@ -350,7 +352,7 @@ def log_night(settings: Settings, record: RunRecord) -> str:
         experiment_id = ensure_experiment(client, settings, NIGHTS)
         close_stale(client, experiment_id)
         with mlflow_run(client, experiment_id, record) as run_id:
-            log_record(client, run_id, record, {}, "night")
+            log_record(client, run_id, record, {}, "night.md", "pairs.json")
         return run_id
 
 

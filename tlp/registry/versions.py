@@ -236,7 +236,7 @@ def register_version(client: MlflowClient, experiment_id: str, what: Submission)
 def _register(client: MlflowClient, experiment_id: str, run_id: str, what: Submission) -> int:
     tags = {key: tag_text(value) for key, value in what.all_tags().items()}
     reached("run-opened")
-    log_record(client, run_id, what, tags, "gate")
+    log_record(client, run_id, what, tags, "gate.md", "gate.json")
     reached("logged")
     model = _log_model(client, experiment_id, run_id, what, tags)
     reached("uploaded")
