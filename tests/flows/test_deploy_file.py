@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 
 import pytest
 import yaml
 
-from flows import _deploy
+from flows import deploy
 from tlp.core.errors import InvalidInputError, NotFoundError
 
-PATH = _deploy.PROJECT_DIR / "prefect.yaml"
+PATH = deploy.PROJECT_DIR / "prefect.yaml"
 CONTENT = yaml.safe_load(PATH.read_text())
 
 
 def test_every_schedule_has_a_slug_and_none_says_active():
-    slugs = _deploy.wanted(PATH)
+    slugs = deploy.wanted(PATH)
     by_hand = {"bootstrap": set(), "measure": set(), "tune": set()}
     assert slugs == by_hand | {"retrain": {"nightly"}, "tune-night": {"nightly"}}
     for deployment in CONTENT["deployments"]:
@@ -29,8 +28,8 @@ def test_entry_points_and_parameters_are_those_of_the_flows():
     for deployment in CONTENT["deployments"]:
         path, _, name = deployment["entrypoint"].partition(":")
         flow = getattr(importlib.import_module(path.removesuffix(".py").replace("/", ".")), name)
-        inspect.signature(flow.fn).bind(**deployment["parameters"])
-        assert deployment["work_pool"]["name"] == _deploy.WORK_POOL
+        assert flow.validate_parameters(deployment["parameters"])["request"]
+        assert deployment["work_pool"]["name"] == deploy.WORK_POOL
 
 
 def test_runs_that_must_not_pile_up_are_cancelled():
@@ -55,4 +54,4 @@ def test_a_file_that_cannot_be_deployed_is_refused(tmp_path, text, error):
     if text is not None:
         path.write_text(text)
     with pytest.raises(error):
-        _deploy.wanted(path)
+        deploy.wanted(path)

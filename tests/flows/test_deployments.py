@@ -8,7 +8,7 @@ import httpx
 import pytest
 from prefect.client.orchestration import get_client
 
-from flows import _deploy
+from flows import deploy
 from tests.fleets import fleet_of
 from tlp.core.errors import UserError
 from tlp.core.settings import get_settings
@@ -17,7 +17,7 @@ from tlp.services.status import collect
 
 def test_deploying_twice_leaves_what_the_file_says(store, prefect_api, monkeypatch):
     monkeypatch.setenv("PREFECT_API_URL", prefect_api)
-    first = _deploy.deploy(get_settings())
+    first = deploy.deploy(get_settings())
     assert first["deployments"]["retrain"] == ["nightly"]
     assert first["deleted_schedules"] == []
     with get_client(sync_client=True) as client:
@@ -28,14 +28,14 @@ def test_deploying_twice_leaves_what_the_file_says(store, prefect_api, monkeypat
         (nightly,) = [s for s in client.read_deployment_schedules(tune.id) if s.slug == "nightly"]
         client.update_deployment_schedule(tune.id, nightly.id, active=False)
 
-        second = _deploy.deploy(get_settings())
+        second = deploy.deploy(get_settings())
         assert second["deleted_schedules"] == ["tune-night/old"]
         (kept,) = client.read_deployment_schedules(tune.id)
         assert (kept.slug, kept.active) == ("nightly", False)
         client.update_deployment_schedule(tune.id, nightly.id, active=True)  # other tests have this server, too
         assert client.read_work_pool("tlp").type == "process"
     pull = tune.pull_steps or []
-    assert str(_deploy.PROJECT_DIR) in json.dumps(pull)
+    assert str(deploy.PROJECT_DIR) in json.dumps(pull)
     monkeypatch.delenv("PREFECT_API_URL")
     assert any(
         "retrain, tune-night is deployed on a schedule" in text
@@ -45,5 +45,5 @@ def test_deploying_twice_leaves_what_the_file_says(store, prefect_api, monkeypat
 
 def test_without_a_server_there_is_nothing_to_deploy_to(home):
     with pytest.raises(UserError) as caught:
-        _deploy.deploy(get_settings())
+        deploy.deploy(get_settings())
     assert caught.value.next_command == "tlp up"

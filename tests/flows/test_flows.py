@@ -8,11 +8,11 @@ from prefect.context import FlowRunContext
 
 from flows import _prefect
 from flows.bootstrap import measure_until_quota
-from flows.launch import launch
+from flows.launch import FLOWS, launch
 from storage import RunKind, RunState
 from tests.fleets import fleet_of
 from tlp.core.errors import BusyError, NotFoundError
-from tlp.core.requests import BootstrapRequest, MeasureRequest, TrainRequest
+from tlp.core.requests import BootstrapRequest, MeasureRequest, NightRequest, TrainRequest, TuneRequest
 from tlp.core.settings import get_settings
 from tlp.fleet import runs
 
@@ -50,6 +50,41 @@ def test_with_a_server_the_run_and_its_table_are_there(store, prefect_api, monke
     assert tasks == {"measure 3 programs on cpu", "train for cpu if it became a task"}
 
 
+def test_a_flow_opens_the_fleet_once_and_hands_it_to_its_steps(store, prefect_api, monkeypatch):
+    """And each flow run of the page is named by its request."""
+    opened = []
+
+    def open_fleet():
+        opened.append("")
+        return fleet_of(get_settings(), store)
+
+    monkeypatch.setattr(_prefect, "open_fleet", open_fleet)
+    monkeypatch.setenv("PREFECT_API_URL", prefect_api)
+    launch(MeasureRequest(device="cpu", samples=1))
+    assert opened == [""]
+    launch(TrainRequest(device="cpu", dry_run=True))
+    assert opened == ["", ""]
+    with get_client(sync_client=True) as client:
+        names = {run.name for run in client.read_flow_runs()}
+    assert {"measure cpu", "retrain cpu, dry run"} <= names
+
+
+@pytest.mark.parametrize(
+    ("request_", "title"),
+    [
+        (BootstrapRequest(device="this-cpu"), "bootstrap this-cpu"),
+        (MeasureRequest(device="this-cpu"), "measure this-cpu"),
+        (TrainRequest(), "retrain what is due"),
+        (TrainRequest(device="this-cpu", force=True), "retrain this-cpu"),
+        (TuneRequest(network="resnet_18", device="this-cpu"), "tune resnet_18 on this-cpu"),
+        (NightRequest(), "tuning night"),
+        (NightRequest(device="this-cpu", dry_run=True), "tuning night of this-cpu, dry run"),
+    ],
+)
+def test_every_request_has_a_flow_and_a_title(request_, title):
+    assert request_.title == title and type(request_) in FLOWS
+
+
 def test_a_device_that_becomes_a_task_trains_at_once(store, monkeypatch):
     """Its sixth sample makes it one; the session after that does not train again."""
     monkeypatch.setenv("TLP_TRAIN_EPOCHS", "1")
@@ -84,8 +119,8 @@ def test_nothing_to_train_is_skipped_for_prefect_and_for_the_store(store, prefec
     (run,) = store.list_runs()
     assert (run.kind, run.state, run.reason) == (RunKind.TRAIN, RunState.SKIPPED, report["reason"])
     with get_client(sync_client=True) as client:
-        (flow_run,) = [r for r in client.read_flow_runs() if r.state_name == "Skipped"]
-        assert flow_run.state.message == report["reason"] and flow_run.state.is_completed()
+        (flow_run,) = [r for r in client.read_flow_runs() if r.name == "retrain what is due"]
+        assert (flow_run.state.name, flow_run.state.message) == ("Skipped", report["reason"])
 
 
 def test_errors_come_through_a_tracked_flow_unchanged(store, prefect_api, monkeypatch):

@@ -11,7 +11,7 @@ from prefect.client.schemas.objects import WorkerStatus
 from prefect.flow_engine import run_flow
 from prefect.states import Running, Scheduled
 
-from flows import _deploy, _prefect
+from flows import _prefect, deploy
 from flows.measure import measure
 from tlp.core.settings import get_settings
 from tlp.services.prefect import POOL, WORKER_LIMIT
@@ -24,7 +24,7 @@ PAGE = "http://page"
 @pytest.fixture
 def deployed(store, prefect_api, monkeypatch):
     monkeypatch.setenv("PREFECT_API_URL", prefect_api)
-    _deploy.deploy(get_settings())
+    deploy.deploy(get_settings())
     with get_client(sync_client=True) as client:
         found = {d.name: d for d in client.read_deployments() if d.work_pool_name == POOL}
         yield client, found

@@ -54,9 +54,9 @@ def deploy() -> Output:
     from tlp.report import fleet as tables
 
     prepare_prefect()
-    from flows import _deploy
+    from flows.deploy import deploy as deploy_flows
 
-    report = _deploy.deploy(get_settings())
+    report = deploy_flows(get_settings())
     return Output(report, lambda: tables.deployments(report))
 
 
