@@ -8,7 +8,7 @@ import pytest
 
 from storage import DuckDBStore, MeasurementStore, open_store
 from storage.errors import InvalidInputError
-from storage.testing import StoreContract
+from tests.contract.store import StoreContract
 
 
 class TestDuckDBStore(StoreContract):

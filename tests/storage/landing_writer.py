@@ -10,7 +10,7 @@ from pathlib import Path
 
 from storage import MeasurementBatch, Program
 from storage.landing import LandingFolder
-from storage.testing import example_sketch, example_workload, ok
+from tests.contract.store import example_sketch, example_workload, ok
 
 
 def main() -> None:

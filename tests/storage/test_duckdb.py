@@ -18,7 +18,7 @@ from storage import DuckDBStore, Program, schema
 from storage.connection import map_duckdb_errors
 from storage.errors import StoreCorruptError, StoreError, StoreLockedError, StoreVersionError
 from storage.schema import MIGRATIONS, Migration
-from storage.testing import Scene, example_device, example_sketch, example_workload
+from tests.contract.store import Scene, example_device, example_sketch, example_workload
 from tlp.core.next_steps import next_command
 
 NEXT = MIGRATIONS[-1].version + 1

@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from storage import DuckDBStore, MeasurementBatch, RunState, landing, landing_file
 from storage.errors import InvalidInputError, StoreError, StoreLockedError
 from storage.landing import LandingFolder, LandingReport
-from storage.testing import Scene, everything
-from storage.testing._quality import canary
+from tests.contract.store import Scene, everything
+from tests.contract.store.quality import canary
 
-WRITER = Path(__file__).with_name("landing_writer.py")
+WRITER = "tests.storage.landing_writer"
 
 
 @pytest.fixture(params=["duckdb", "memory"])
@@ -198,7 +198,7 @@ def test_any_order_of_handing_in_and_taking_in_stores_every_row_once(
 
 # -- many processes -------------------------------------------------------------------------------------------------
 def start_writer(folder: LandingFolder, writer: str, run_id: str, batches: int) -> subprocess.Popen[str]:
-    command = [sys.executable, str(WRITER), str(folder.path), writer, run_id, str(batches), "2"]
+    command = [sys.executable, "-m", WRITER, str(folder.path), writer, run_id, str(batches), "2"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

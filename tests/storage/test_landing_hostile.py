@@ -18,8 +18,8 @@ import pytest
 
 from storage import DuckDBStore, MeasurementBatch, Program, Sketch, landing
 from storage.landing import LandingFolder
-from storage.testing import Scene, everything
-from storage.testing._quality import canary
+from tests.contract.store import Scene, everything
+from tests.contract.store.quality import canary
 
 HASH = "0" * 64
 

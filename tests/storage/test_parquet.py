@@ -24,7 +24,7 @@ from storage import (
     import_parquet,
 )
 from storage.errors import AlreadyExistsError, InvalidInputError, NotFoundError, StoreError, StoreVersionError
-from storage.testing import Scene, everything, example_network, example_workload
+from tests.contract.store import Scene, everything, example_network, example_workload
 from tlp.core.next_steps import next_command
 
 

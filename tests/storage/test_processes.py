@@ -12,14 +12,14 @@ import pytest
 
 from storage import DuckDBStore
 from storage.errors import StoreLockedError
-from storage.testing import Scene
+from tests.contract.store import Scene
 from tlp.core.next_steps import next_command
 
-WRITER = Path(__file__).with_name("writer.py")
+WRITER = "tests.storage.writer"
 
 
 def start_writer(path: Path, device: str, batches: int, rows: int) -> subprocess.Popen[str]:
-    command = [sys.executable, str(WRITER), str(path), device, str(batches), str(rows)]
+    command = [sys.executable, "-m", WRITER, str(path), device, str(batches), str(rows)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from storage import DuckDBStore
-from storage.testing import Scene
+from tests.contract.store import Scene
 
 
 def main() -> None:

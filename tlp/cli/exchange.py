@@ -11,10 +11,6 @@ from tlp.cli._context import open_all
 from tlp.cli._output import Output, command, group
 
 DeviceOption = Annotated[str, typer.Option("--device", help="Device the programs belong to.")]
-TargetOption = Annotated[
-    str | None, typer.Option(help="Enroll the device as a data-set platform with this target, if it is new.")
-]
-NewFolder = Annotated[Path, typer.Argument(metavar="PATH", help="Folder to write; must not exist or be empty.")]
 
 
 def import_app() -> typer.Typer:
@@ -40,13 +36,16 @@ def export_app() -> typer.Typer:
 def import_metaschedule(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="Folder of a MetaSchedule JSON database.")],
     device: DeviceOption,
-    target: TargetOption = None,
+    target: Annotated[
+        str | None, typer.Option(help="Enroll the device as a data-set platform with this target, if it is new.")
+    ] = None,
 ) -> Output:
     """Import a MetaSchedule JSON database as measurements of a device."""
     from tlp.exchange import transfer as exchange
     from tlp.report import work
 
-    report = exchange.import_metaschedule(open_all(), path, device=device, target=target)
+    fleet = open_all()
+    report = exchange.import_metaschedule(fleet, path, device=device, target=target)
     return Output(report, lambda: work.import_report(report))
 
 
@@ -55,13 +54,16 @@ def import_ansor(
         Path, typer.Argument(metavar="PATH", help="A log of auto_scheduler, a folder of them, or - for standard input.")
     ],
     device: DeviceOption,
-    target: TargetOption = None,
+    target: Annotated[
+        str | None, typer.Option(help="Enroll the device as a data-set platform with this target, if it is new.")
+    ] = None,
 ) -> Output:
     """Import auto_scheduler (Ansor, TenSet) logs as measurements of a device."""
     from tlp.exchange import transfer as exchange
     from tlp.report import work
 
-    report = exchange.import_ansor(open_all(), path, device=device, target=target)
+    fleet = open_all()
+    report = exchange.import_ansor(fleet, path, device=device, target=target)
     return Output(report, lambda: work.import_report(report))
 
 
@@ -72,7 +74,8 @@ def import_parquet(
     from tlp.exchange import transfer as exchange
     from tlp.report import work
 
-    report = exchange.import_folder(open_all().store, path)
+    fleet = open_all()
+    report = exchange.import_folder(fleet.store, path)
     return Output(report, lambda: work.import_report(report))
 
 
@@ -81,12 +84,13 @@ def import_landing() -> Output:
     from tlp.exchange import landing
     from tlp.report import work
 
-    report = landing.to_json(landing.take_in(open_all()))
+    fleet = open_all()
+    report = landing.to_json(landing.take_in(fleet))
     return Output(report, lambda: work.landing_report(report))
 
 
 def export_metaschedule(
-    path: NewFolder,
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="Folder to write; must not exist or be empty.")],
     device: DeviceOption,
     network: Annotated[str | None, typer.Option(help="Only the subgraphs of this network.")] = None,
     top: Annotated[int, typer.Option(min=1, help="Programs per subgraph, fastest first.")] = 1,
@@ -95,17 +99,19 @@ def export_metaschedule(
     from tlp.exchange import transfer as exchange
     from tlp.report import tables
 
-    report = exchange.export_metaschedule(open_all().store, path, device=device, network=network, top=top)
+    fleet = open_all()
+    report = exchange.export_metaschedule(fleet.store, path, device=device, network=network, top=top)
     return Output(report, lambda: tables.facts("", list(report.items())))
 
 
 def export_parquet(
-    path: NewFolder,
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="Folder to write; must not exist or be empty.")],
     device: Annotated[str | None, typer.Option(help="Only this device's measurements.")] = None,
 ) -> Output:
     """Write the store as Parquet files: a backup, and what other programs can read."""
     from tlp.exchange import transfer as exchange
     from tlp.report import tables
 
-    report = exchange.export_folder(open_all().store, path, device=device)
+    fleet = open_all()
+    report = exchange.export_folder(fleet.store, path, device=device)
     return Output(report, lambda: tables.facts("", list(report.items())))

@@ -9,7 +9,7 @@ import pytest
 from storage import DuckDBStore, MeasurementStore, RunKind, RunState
 from storage.errors import ErrorCode
 from storage.names import validate_name
-from storage.testing import Scene, example_device, example_network, example_workload
+from tests.contract.store import Scene, example_device, example_network, example_workload
 from tlp.core.errors import TlpError, UserError
 from tlp.core.next_steps import COMMANDS, next_command
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from storage import Canary, CanaryState, DeviceState, DuckDBStore, Network, NetworkTask, RunKind
-from storage.testing import example_device
+from tests.contract.store import example_device
 from tests.fleets import fleet_of
 from tests.tlp import small_fleet
 from tlp.core.settings import Settings

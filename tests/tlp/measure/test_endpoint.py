@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from storage import DeviceState
-from storage.testing import example_device
+from tests.contract.store import example_device
 from tlp.core.errors import DeviceError, UserError
 from tlp.core.settings import Settings
 from tlp.measure.endpoint import KINDS, RpcEndpoint, UnknownEndpoint, endpoint_of, open_runner, require_measurable

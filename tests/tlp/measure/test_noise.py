@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from storage import Canary, CanaryState, MeasurementBatch, MeasurementStore, Program, RunKind
-from storage.testing import _examples
+from tests.contract.store import examples as _examples
 from tests.fleets import fleet_of
 from tlp.core import processes as _process
 from tlp.core.home import open_home

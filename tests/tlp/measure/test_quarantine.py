@@ -13,7 +13,7 @@ import pytest
 
 import tlp.measure
 from storage import DeviceState, MeasurementStore, Network, NetworkTask, RunKind, RunState, open_store
-from storage.testing import example_device
+from tests.contract.store import example_device
 from tests.fleets import fleet_of
 from tlp.core.errors import AllFailedError, DeviceLostError, StoreError, UserError
 from tlp.core.requests import MeasureRequest
@@ -22,7 +22,7 @@ from tlp.fleet import runs
 from tlp.measure import quarantine
 from tlp.measure.fake import FakeRunner
 from tlp.measure.session import measure_device
-from tlp.pipeline import measure as pipeline
+from tlp.pipeline import stages as pipeline
 from tlp.search.samplers import random_programs
 
 TARGET = {"kind": "llvm", "mcpu": "x86-64-v2", "num-cores": 1}
@@ -114,7 +114,7 @@ def test_a_run_is_refused_until_the_probe_is_due_and_starts_when_it_went_well(st
         "tlp.measure.quarantine.open_runner",
         lambda device, settings, *, quarantined=False: FakeRunner(lost=lambda: gone),
     )
-    monkeypatch.setattr("tlp.pipeline.measure.open_runner", lambda device, settings: FakeRunner())
+    monkeypatch.setattr("tlp.pipeline.stages.open_runner", lambda device, settings: FakeRunner())
     quarantined(store, 0)
     with pytest.raises(UserError, match=r"is quarantined since .* the next probe is due in \d+ s") as caught:
         pipeline.measure(fleet_of(limits, store), MeasureRequest(device="board", samples=2))

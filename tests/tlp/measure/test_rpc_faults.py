@@ -21,8 +21,8 @@ import psutil
 import pytest
 
 from storage import DeviceState, MeasurementState, Network, NetworkTask, RunState, open_store
-from storage.testing import example_device
 from tests.boards import Boards
+from tests.contract.store import example_device
 from tests.fleets import fleet_of
 from tests.runners import Ending, tiny_program
 from tlp.core.errors import DeviceLostError
@@ -32,7 +32,7 @@ from tlp.measure import MeasureInput, MeasureOutcome
 from tlp.measure.pool import Limits
 from tlp.measure.rpc import RpcRunner
 from tlp.measure.tracker import MAGIC, Queue, TrackerClient
-from tlp.pipeline import measure as pipeline
+from tlp.pipeline import stages as pipeline
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 OK = MeasurementState.OK

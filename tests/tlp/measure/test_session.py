@@ -23,7 +23,7 @@ from storage import (
     RunState,
     Workload,
 )
-from storage.testing import example_device
+from tests.contract.store import example_device
 from tests.fleets import fleet_of
 from tlp.core.errors import AllFailedError, InvalidInputError, NotFoundError, UserError
 from tlp.core.settings import Settings

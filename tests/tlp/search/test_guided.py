@@ -83,7 +83,7 @@ def test_programs_chosen_by_distance_are_farther_apart_than_random_ones(store: D
 
 
 def test_what_relatives_measured_comes_first(store: DuckDBStore) -> None:
-    from storage.testing import example_device
+    from tests.contract.store import example_device
 
     measure(store, random_programs(TARGET, 5), 16)
     store.add_device(example_device("cpu1", target=TARGET, min_samples=10), reason="enrolled")

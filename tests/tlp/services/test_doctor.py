@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from storage import Actor, DeviceState, MeasurementBatch, ModelEvent, Program, RunKind
-from storage.testing import _examples
+from tests.contract.store import examples as _examples
 from tlp.core import processes as _process
 from tlp.core.errors import DeviceError
 from tlp.core.home import open_home

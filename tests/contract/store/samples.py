@@ -23,7 +23,7 @@ from storage import (
     Sketch,
 )
 from storage.errors import InvalidInputError, TlpError
-from storage.testing._examples import (
+from tests.contract.store.examples import (
     AT,
     Scene,
     everything,

@@ -19,7 +19,7 @@ from storage import (
     RunState,
 )
 from storage.errors import InvalidInputError
-from storage.testing._examples import AT, Scene, everything
+from tests.contract.store.examples import AT, Scene, everything
 
 
 def canary(number: int, device: str = "cpu0", state: CanaryState = CanaryState.STEADY, **changes: Any) -> Canary:

@@ -21,7 +21,7 @@ from storage import (
     TuningResult,
 )
 from storage.errors import AlreadyExistsError, InvalidInputError, NotFoundError
-from storage.testing._examples import (
+from tests.contract.store.examples import (
     AT,
     Scene,
     everything,

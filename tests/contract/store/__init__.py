@@ -10,8 +10,8 @@ from __future__ import annotations
 import pytest
 
 from storage import MeasurementStore
-from storage.testing._catalog import CatalogContract
-from storage.testing._examples import (
+from tests.contract.store.catalog import CatalogContract
+from tests.contract.store.examples import (
     AT,
     Scene,
     everything,
@@ -22,8 +22,8 @@ from storage.testing._examples import (
     failed,
     ok,
 )
-from storage.testing._quality import QualityContract
-from storage.testing._samples import SampleContract
+from tests.contract.store.quality import QualityContract
+from tests.contract.store.samples import SampleContract
 
 __all__ = [
     "AT",
