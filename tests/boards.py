@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tlp.core import child as _child
 from tlp.core.errors import DeviceError
+from tlp.core.processes import owned_command
 from tlp.measure import board
 from tlp.measure.tracker import Queue, TrackerClient
 
@@ -101,7 +101,7 @@ class Boards:
 
 
 def _start(command: list[str]) -> subprocess.Popen[bytes]:
-    command = _child.command(os.getpid(), command)  # also a test run that is killed leaves nothing
+    command = owned_command(os.getpid(), command)  # also a test run that is killed leaves nothing
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 
 

@@ -14,7 +14,7 @@ from tests.fleets import fleet_of
 from tlp.core.errors import BusyError, NotFoundError
 from tlp.core.requests import BootstrapRequest, MeasureRequest, NightRequest, TrainRequest, TuneRequest
 from tlp.core.settings import get_settings
-from tlp.fleet import runs
+from tlp.fleet import locks
 
 QUOTA = BootstrapRequest(device="cpu", sampler="random")
 
@@ -130,7 +130,7 @@ def test_errors_come_through_a_tracked_flow_unchanged(store, prefect_api, monkey
 
 
 def test_one_run_at_a_time_on_a_device(store):
-    with runs.device_lock(get_settings(), "cpu"):
+    with locks.device_lock(get_settings(), "cpu"):
         import threading
 
         caught = []

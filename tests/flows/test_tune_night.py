@@ -21,7 +21,7 @@ from tlp.core.errors import BusyError, DeviceLostError, RegistryUnavailableError
 from tlp.core.fleet import Fleet
 from tlp.core.requests import NightRequest, TuneRequest
 from tlp.core.settings import Settings, get_settings
-from tlp.fleet import runs
+from tlp.fleet import locks
 from tlp.measure import MeasureInput, MeasureOutcome
 from tlp.measure.fake import FakeRunner
 from tlp.pipeline import stages as pipeline
@@ -186,7 +186,7 @@ def test_a_busy_device_is_no_failure_of_its_pairs(night_store: MeasurementStore,
         except BusyError as exc:
             caught.append(exc)
 
-    with runs.device_lock(night_settings, "cpu"):
+    with locks.device_lock(night_settings, "cpu"):
         thread = threading.Thread(target=other)
         thread.start()
         thread.join()

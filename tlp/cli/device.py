@@ -109,12 +109,12 @@ def resume(
     ] = False,
 ) -> Output:
     """Take a retired or quarantined device back into work, or accept that its machine has changed."""
-    from tlp.fleet import runs
+    from tlp.fleet import states
     from tlp.measure import canary
 
     fleet = open_all()
-    if not rebase_canary or fleet.store.get_device(name).state in runs.OUT_OF_WORK:
-        runs.resume(fleet.store, name, reason)
+    if not rebase_canary or fleet.store.get_device(name).state in states.OUT_OF_WORK:
+        states.resume(fleet.store, name, reason)
     if rebase_canary:
         canary.rebase(fleet.store, name, reason)
     return _shown(fleet, name)

@@ -18,7 +18,7 @@ from tlp.core.errors import DeviceError, UserError
 from tlp.core.fleet import Fleet
 from tlp.deploy._compile import compile_network, export_library
 from tlp.deploy._measure import NetworkRun, max_abs_error, run_libraries, run_torch
-from tlp.fleet.runs import device_lock
+from tlp.fleet.locks import device_lock
 from tlp.measure.endpoint import endpoint_of
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tlp.core import child as _child
 from tlp.core.errors import DeviceError
+from tlp.core.processes import owned_command
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +78,7 @@ def run_libraries(
     env = os.environ | {"TVM_NUM_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
     with log.open("w") as out:
         process = subprocess.Popen(
-            _child.command(os.getpid(), argv),
+            owned_command(os.getpid(), argv),
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=out,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from storage import Sketch
-from tlp.core.signals import check_interrupt
+from tlp.core.processes import check_interrupt
 from tlp.felix.features import Features
 from tlp.felix.probe import UnfitError
 from tlp.felix.scorer import FelixModel

@@ -1,38 +1,29 @@
-"""Runs and locks: every piece of work is a row that gets closed, and one run at a time works on a device.
+"""Runs: every piece of work is a row that gets closed.
 
     with device_lock(settings, "cpu0"), open_run(store, RunKind.MEASURE, device="cpu0", params={...}) as run:
         run.result = {...}
 
 A run that ends by itself closes its row. One that was killed is closed by `reap`, which every start calls: the row
-carries the process (pid, start time, host), and that process is gone. Locks are flock files: the kernel drops them
-with their owner.
+carries the process (pid, start time, host), and that process is gone.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import filelock
-
-from storage import DeviceState, MeasurementStore, ReasonCode, RunKind, RunState
-from tlp.core import processes as _process
-from tlp.core.errors import BusyError, InvalidInputError, StoreError, TlpError, UserError
-from tlp.core.settings import Settings
-from tlp.core.signals import held_signals
+from storage import MeasurementStore, ReasonCode, RunKind, RunState
+from tlp.core import processes
+from tlp.core.errors import InvalidInputError, StoreError, TlpError, UserError
+from tlp.core.processes import held_signals
+from tlp.fleet.states import BUSY, state_before
 
 REASON_CHARS = 500
-BUSY = (DeviceState.MEASURING, DeviceState.TRAINING)
-OUT_OF_WORK = (DeviceState.RETIRED, DeviceState.QUARANTINED)
 
 
 class Terminated(KeyboardInterrupt):
@@ -73,7 +64,7 @@ def open_run(
     Raises:
         StoreError: the row cannot be written.
     """
-    run = OpenRun(store.start_run(kind, device=device, params=dict(params or {}), owner=_process.identity()))
+    run = OpenRun(store.start_run(kind, device=device, params=dict(params or {}), owner=processes.identity()))
     with _sigterm_as_exception():
         try:
             yield run
@@ -126,49 +117,6 @@ def _sigterm_as_exception() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
 
 
-def require_not_retired(store: MeasurementStore, name: str) -> None:
-    """Raise UserError, with the person's reason, if that device is retired."""
-    event = store.device_events(name)[-1]
-    if event.state is DeviceState.RETIRED:
-        raise UserError(
-            f"device {name!r} is retired since {event.at:%Y-%m-%d %H:%M} UTC ({event.reason})",
-            next_command=f"tlp device resume {name}",
-        )
-
-
-def move(
-    store: MeasurementStore, name: str, state: DeviceState, reason: str, code: ReasonCode = ReasonCode.OTHER
-) -> None:
-    """Set a device's state for work that is under way.
-
-    Raises:
-        NotFoundError: no such device.
-        UserError: a person retired it meanwhile; it stays so.
-    """
-    if store.set_device_state(name, state, reason, code=code) is not state:
-        require_not_retired(store, name)
-
-
-@contextmanager
-def device_activity(store: MeasurementStore, name: str, state: DeviceState, reason: str) -> Iterator[None]:
-    """The device is in `state` (MEASURING or TRAINING) for the length of the body, then in the one before its work.
-
-    A body that set another state itself (SERVING after a promotion, QUARANTINED) is left with it. Where measuring and
-    training overlap, neither leaves the device in the other's state.
-
-    Raises:
-        NotFoundError: no such device.
-        UserError: it is retired.
-    """
-    move(store, name, state, reason, ReasonCode.WORK)
-    try:
-        yield
-    finally:
-        if store.get_device(name).state is state:
-            before = state_before(store, name, *BUSY)
-            store.set_device_state(name, before, f"over: {reason}", code=ReasonCode.WORK_OVER)
-
-
 def reap(store: MeasurementStore) -> list[str]:
     """Close what a killed process left open; called at the start of every command that works.
 
@@ -180,7 +128,7 @@ def reap(store: MeasurementStore) -> list[str]:
     """
     reaped = []
     for run in store.list_runs(state=RunState.RUNNING):
-        if not _process.is_gone(run.owner):
+        if not processes.is_gone(run.owner):
             continue
         try:
             store.finish_run(run.run_id, RunState.CRASHED, f"its process {run.owner.get('pid')} is gone")
@@ -193,94 +141,3 @@ def reap(store: MeasurementStore) -> list[str]:
             before = state_before(store, device.name, *BUSY)
             store.set_device_state(device.name, before, "its run is gone", code=ReasonCode.WORK_OVER)
     return reaped
-
-
-def state_before(store: MeasurementStore, device: str, *skipped: DeviceState) -> DeviceState:
-    """The newest state in the device's history that is none of `skipped`; ENROLLED if there is none."""
-    states = [event.state for event in store.device_events(device) if event.state not in skipped]
-    return states[-1] if states else DeviceState.ENROLLED
-
-
-def resume(store: MeasurementStore, device: str, reason: str) -> None:
-    """Take a retired or quarantined device back into work: to serving if it was, else to the start of its life.
-
-    Raises:
-        NotFoundError: no such device.
-        UserError: it is neither.
-    """
-    state = store.get_device(device).state
-    if state not in OUT_OF_WORK:
-        raise UserError(
-            f"device {device!r} is {state.value}, only a retired or quarantined one can be resumed",
-            next_command=f"tlp device show {device}",
-        )
-    # A run that was under way when it went out of work is over.
-    before = state_before(store, device, *BUSY, *OUT_OF_WORK)
-    store.set_device_state(device, before, reason, code=ReasonCode.RESUMED, unretire=True)
-
-
-@contextmanager
-def device_lock(settings: Settings, name: str) -> Iterator[None]:
-    """The device is ours for the length of the body, among all processes and threads of this machine.
-
-    Taking it again in the same thread nests.
-
-    Raises:
-        BusyError: somebody else has it; the message names the process.
-        InvalidInputError: the lock file cannot be written.
-    """
-    with _lock(settings.locks_dir / f"device-{name}.lock", f"device {name!r} is being measured"):
-        yield
-
-
-@contextmanager
-def train_lock(settings: Settings, family: str) -> Iterator[None]:
-    """The same for retraining the model of one family."""
-    with _lock(settings.locks_dir / f"train-{family}.lock", f"the model of family {family!r} is being trained"):
-        yield
-
-
-@contextmanager
-def _lock(path: Path, what: str) -> Iterator[None]:
-    # Beside the lock file and not in it: opening a lock file may truncate it, also for the one who then has to wait.
-    holder = path.with_suffix(".holder")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(path, timeout=0, is_singleton=True)
-        lock.acquire()
-    except filelock.Timeout as exc:
-        raise BusyError(
-            f"{what} by {_describe(holder)}; try again when it is through", next_command="tlp status"
-        ) from exc
-    except OSError as exc:
-        raise InvalidInputError(
-            f"the lock {path} cannot be written: {exc.strerror or exc}", next_command="tlp doctor"
-        ) from exc
-    try:
-        _write_holder(holder)
-        yield
-    finally:
-        lock.release()
-
-
-def _write_holder(path: Path) -> None:
-    text = json.dumps({**_process.identity(), "since": datetime.now(UTC).isoformat(timespec="seconds")})
-    partial = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        partial.write_text(text)
-        partial.replace(path)
-    except OSError as exc:
-        raise InvalidInputError(f"{path} cannot be written: {exc.strerror or exc}", next_command="tlp doctor") from exc
-
-
-def describe_holder(lock: Path) -> str:
-    """Who holds a lock file, for people; by the note that the holder wrote beside it."""
-    return _describe(lock.with_suffix(".holder"))
-
-
-def _describe(holder: Path) -> str:
-    try:
-        facts = json.loads(holder.read_text())
-        return f"process {facts['pid']} on {facts['host']} since {facts['since']}"
-    except (OSError, ValueError, KeyError, TypeError):  # between its acquiring the lock and writing the file
-        return "another process"

@@ -18,7 +18,7 @@ from storage import DeviceState, MeasurementState, MeasurementStore, ReasonCode
 from tlp.core.errors import DeviceError, UserError
 from tlp.core.fleet import Fleet
 from tlp.core.progress import say
-from tlp.fleet import runs
+from tlp.fleet import locks, states
 from tlp.measure import Runner
 from tlp.measure.endpoint import open_runner
 from tlp.measure.enroll import probe
@@ -77,10 +77,10 @@ def try_now(fleet: Fleet, name: str, runner: Runner) -> bool:
     """
     standing = probation(fleet, name)
     if standing is None:
-        runs.require_not_retired(fleet.store, name)
+        states.require_not_retired(fleet.store, name)
         return True
     label = f"probe {standing.failed_probes + 1}"
-    runs.move(fleet.store, name, DeviceState.MEASURING, label, ReasonCode.PROBE)
+    states.move(fleet.store, name, DeviceState.MEASURING, label, ReasonCode.PROBE)
     reason, code = f"{label} failed: it was interrupted", ReasonCode.PROBE_FAILED
     try:
         outcome = probe(fleet.store.get_device(name).target, runner)
@@ -93,11 +93,11 @@ def try_now(fleet: Fleet, name: str, runner: Runner) -> bool:
     finally:
         # Whatever became of it: its life goes on from QUARANTINED, unless a person retired it.
         fleet.store.set_device_state(name, DeviceState.QUARANTINED, reason, code=code)
-    runs.require_not_retired(fleet.store, name)
+    states.require_not_retired(fleet.store, name)
     if code is not ReasonCode.PROBE_OK:
         return False
-    before = runs.state_before(fleet.store, name, *runs.BUSY, *runs.OUT_OF_WORK)
-    runs.move(fleet.store, name, before, f"back by itself, {label} ran", ReasonCode.RETURNED)
+    before = states.state_before(fleet.store, name, *states.BUSY, *states.OUT_OF_WORK)
+    states.move(fleet.store, name, before, f"back by itself, {label} ran", ReasonCode.RETURNED)
     return True
 
 
@@ -115,7 +115,7 @@ def require_in_work(fleet: Fleet, name: str) -> None:
         limits = {"queue_timeout_s": min(fleet.settings.queue_timeout_s, PROBE_QUEUE_S), "device_max_losses": 1}
         settings = fleet.settings.model_copy(update=limits)
         device = fleet.store.get_device(name)
-        with runs.device_lock(settings, name), open_runner(device, settings, quarantined=True) as runner:
+        with locks.device_lock(settings, name), open_runner(device, settings, quarantined=True) as runner:
             if try_now(fleet, name, runner):
                 return
         standing = probation(fleet, name)
@@ -135,7 +135,7 @@ def set_aside(store: MeasurementStore, name: str, cause: DeviceError) -> None:
         UserError: a person retired it meanwhile; it stays so.
     """
     try:
-        runs.move(store, name, DeviceState.QUARANTINED, cause.message, ReasonCode.LOST)
+        states.move(store, name, DeviceState.QUARANTINED, cause.message, ReasonCode.LOST)
     except UserError as exc:
         raise exc from cause
 
@@ -151,7 +151,7 @@ def wait_for_return(fleet: Fleet, name: str, runner: Runner, sleep: Callable[[fl
     while True:
         standing = probation(fleet, name)
         if standing is None:
-            runs.require_not_retired(fleet.store, name)
+            states.require_not_retired(fleet.store, name)
             return True  # a person resumed it
         wait_s = standing.due_in_s(datetime.now(UTC))
         if time.monotonic() + wait_s > end:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from storage import Measurement, MeasurementBatch
 from tlp.core.errors import AllFailedError, StoreError
-from tlp.core.signals import held_signals
+from tlp.core.processes import held_signals
 from tlp.measure.canary import CanaryWatch
 from tlp.measure.contract import MeasureOutcome
 

@@ -15,7 +15,7 @@ from storage import DeviceState, MeasurementState, MeasurementStore, Workload
 from tlp.core.errors import AllFailedError, DeviceLostError, InvalidInputError, NotFoundError
 from tlp.core.fleet import Fleet
 from tlp.exchange import landing
-from tlp.fleet.runs import device_activity, move
+from tlp.fleet.states import device_activity, move
 from tlp.measure._prefetch import Prefetch
 from tlp.measure.canary import CanaryWatch
 from tlp.measure.contract import MeasureInput, MeasureOutcome, Proposer, Runner, measure_input

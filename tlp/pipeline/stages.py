@@ -12,7 +12,7 @@ from tlp.core.fleet import Fleet
 from tlp.core.progress import say, track
 from tlp.core.requests import BootstrapRequest, MeasureRequest, TuneRequest
 from tlp.exchange import landing
-from tlp.fleet import runs
+from tlp.fleet import locks, runs
 from tlp.measure import quarantine
 from tlp.measure.endpoint import open_runner, require_measurable
 from tlp.pipeline.train import retrain
@@ -58,7 +58,7 @@ def measure(fleet: Fleet, request: MeasureRequest, *, kind: RunKind = RunKind.ME
     device = fleet.store.get_device(device_name)
     require_measurable(device)
     workloads = _workloads_of(fleet.store, request.networks)
-    with runs.device_lock(fleet.settings, device_name):
+    with locks.device_lock(fleet.settings, device_name):
         before = fleet.store.device_counts()[device_name].samples_ok
         params = request.model_dump(include={"samples", "sampler", "networks"}) | {"ok_before": before}
         with (

@@ -15,7 +15,7 @@ from storage import DeviceState, MeasurementStore, RunKind
 from tlp.core.errors import BusyError, InvalidInputError, ModelFormatError, NotFoundError, TlpError, UserError
 from tlp.core.fleet import Fleet
 from tlp.core.progress import say, track
-from tlp.fleet import runs
+from tlp.fleet import locks, runs, states
 from tlp.measure.endpoint import endpoint_of
 from tlp.registry import model_name
 from tlp.training.kinds import trained_kind
@@ -271,12 +271,12 @@ def _train_model(fleet: Fleet, key: str, device: str, request: _Request) -> dict
     }
     with ExitStack() as stack:
         try:
-            stack.enter_context(runs.train_lock(fleet.settings, key))
+            stack.enter_context(locks.train_lock(fleet.settings, key))
         except BusyError as exc:
             _record_skip(fleet.store, device, params, exc.message)
             raise
         run = stack.enter_context(runs.open_run(fleet.store, RunKind.TRAIN, device=device, params=params))
-        stack.enter_context(runs.device_activity(fleet.store, device, DeviceState.TRAINING, f"run {run.run_id}"))
+        stack.enter_context(states.device_activity(fleet.store, device, DeviceState.TRAINING, f"run {run.run_id}"))
         update = stack.enter_context(track(f"train {model_name(key)}", fleet.settings.train_epochs))
         champion = _champion(fleet, key, request)
         tasks = choose_tasks(

@@ -15,7 +15,6 @@ killed at any moment and several may extract side by side. A part that cannot be
 
 from __future__ import annotations
 
-import tempfile
 import time
 import zipfile
 import zlib
@@ -29,6 +28,7 @@ import numpy.typing as npt
 
 from storage import MeasurementStore, Program, Sketch, Workload, canonical_json, stable_id
 from tlp.core.errors import InvalidInputError
+from tlp.core.files import replacing
 from tlp.core.progress import say, track
 from tlp.language.sketch import LANGUAGE
 from tlp.programs.space import DesignSpace, apply_trace
@@ -139,17 +139,9 @@ class PerStoreFeatures:
                 if time.time() - left.stat().st_mtime > STALE_S:
                     left.unlink()
         offsets = np.cumsum([0, *(len(rows) for rows in features.values())], dtype=np.int64)
-        with tempfile.NamedTemporaryFile(dir=folder, suffix=".tmp", delete=False) as stream:
-            path = Path(stream.name)
-            try:
-                np.savez_compressed(
-                    stream, ids=np.array(list(features)), offsets=offsets, rows=np.concatenate(list(features.values()))
-                )
-                stream.flush()
-                path.replace(folder / f"{stable_id(*features)}.npz")
-            except BaseException:
-                path.unlink(missing_ok=True)
-                raise
+        with replacing(folder / f"{stable_id(*features)}.npz") as stream:
+            rows = np.concatenate(list(features.values()))
+            np.savez_compressed(stream, ids=np.array(list(features)), offsets=offsets, rows=rows)
 
 
 def _load(path: Path) -> dict[str, Rows]:

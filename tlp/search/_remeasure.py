@@ -23,7 +23,7 @@ import polars as pl
 
 from storage import Measurement, MeasurementState, MeasurementStore, Sketch
 from tlp.core.errors import TlpError
-from tlp.core.signals import held_signals
+from tlp.core.processes import held_signals
 from tlp.measure import measure_input
 from tlp.measure.canary import CanaryWatch
 from tlp.measure.recorder import Recorder

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from storage import MeasurementBatch, MeasurementState, ReasonCode, TuningResult, Workload
-from tlp.core.signals import held_signals
+from tlp.core.processes import held_signals
 from tlp.fleet import quality
 from tlp.measure import MeasureOutcome, Observation, Proposer, measure_input
 from tlp.measure.canary import CanaryWatch

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage import Sketch
-from tlp.core.signals import check_interrupt
+from tlp.core.processes import check_interrupt
 from tlp.measure import Observation
 from tlp.search.adaptation import Measured, Pooling, TaskAdaptation
 from tlp.search.cost_model import Degraded, Scorer, checked
@@ -54,7 +54,7 @@ class ArrayScores(ArrayModel):
     """The model of a tuning run, for one task.
 
     **Never raises, never returns a non-finite score**, as `TLPCostModel`: whatever goes wrong, random scores stand in
-    and `degraded` counts it. Only a waiting Ctrl-C or SIGTERM ends it (`tlp.core.signals`).
+    and `degraded` counts it. Only a waiting Ctrl-C or SIGTERM ends it (`tlp.core.processes`).
 
     Args:
         scorer: called anew for every batch: the scorer in force. One with a method `pooled` (`tlp.search.scoring`) is

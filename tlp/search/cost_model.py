@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from storage import Sketch
 from tlp.core.errors import InvalidInputError
-from tlp.core.signals import check_interrupt
+from tlp.core.processes import check_interrupt
 from tlp.language.sketch import DecisionSlot, parse_sketch
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class TLPCostModel:
 
     **Never raises, never returns a non-finite score**: whatever goes wrong (a trace that cannot be read, a model that
     raises, returns NaN or the wrong number of scores), the batch gets random scores and `degraded` counts it. Only
-    a waiting Ctrl-C or SIGTERM ends it (`tlp.core.signals`). Frozen: `update` learns nothing.
+    a waiting Ctrl-C or SIGTERM ends it (`tlp.core.processes`). Frozen: `update` learns nothing.
 
     Args:
         space: the design space whose programs are scored.

@@ -15,7 +15,7 @@ from tlp.core.fleet import Fleet
 from tlp.core.progress import say
 from tlp.core.requests import TuneRequest
 from tlp.core.settings import Settings
-from tlp.fleet import runs
+from tlp.fleet import locks, runs, states
 from tlp.measure import Runner, quarantine
 from tlp.measure.canary import CanaryWatch
 from tlp.measure.endpoint import endpoint_of, open_runner, require_measurable
@@ -104,7 +104,7 @@ def tune(
     if request.trials is not None and request.trials < 1:
         raise InvalidInputError(f"{request.trials} trials cannot be measured", next_command=f"{again} --trials 64")
     require_search(request.search, f"{again} --search {next(iter(SEARCHES))}")
-    with runs.device_lock(fleet.settings, device.name), ExitStack() as opened:
+    with locks.device_lock(fleet.settings, device.name), ExitStack() as opened:
         point = find_resumable(fleet.store, network.name, device.name) if request.resume else None
         ref = str(point.params["model"]) if point else request.model
         asks_registry = model is None and ref not in WITHOUT_REGISTRY
@@ -118,7 +118,7 @@ def tune(
         search.refresh()  # whether there is the model that it needs is asked before anything is started
         with (
             runs.open_run(fleet.store, RunKind.TUNE, device=device.name, params=params.model_dump()) as run,
-            runs.device_activity(fleet.store, device.name, DeviceState.MEASURING, f"run {run.run_id}"),
+            states.device_activity(fleet.store, device.name, DeviceState.MEASURING, f"run {run.run_id}"),
         ):
             report = _run(tuning, search, run, point.run_ids if point else ())
         if asks_registry:

@@ -15,7 +15,6 @@ from typing import Final
 import httpx
 import psutil
 
-from tlp.core import child
 from tlp.core import processes as core_processes
 from tlp.core.errors import ServiceError, UserError
 from tlp.services.contract import Command, Service, reachable_host
@@ -151,11 +150,13 @@ def stop(service: Service, grace_s: float = STOP_GRACE_S) -> bool:
     """
     leader = core_processes.find({"pid": service.pid, "create_time": service.create_time})
     if leader is not None:
-        members = child.session(service.pid)
+        members = core_processes.session_of(service.pid)
         with contextlib.suppress(psutil.NoSuchProcess):
             leader.terminate()
         psutil.wait_procs([leader], timeout=grace_s)
-        child.stop([p for p in {*members, *child.session(service.pid), leader} if p.is_running()], grace_s / 2)
+        core_processes.stop(
+            [p for p in {*members, *core_processes.session_of(service.pid), leader} if p.is_running()], grace_s / 2
+        )
     handle = _started.pop(service.pid, None)
     if handle is not None:
         handle.wait()

@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ValidationError
 
+from tlp.core import files
 from tlp.core.settings import Settings
 from tlp.services.contract import Service, ServicesView
 from tlp.services.table import SERVICES
@@ -46,9 +47,7 @@ def write(settings: Settings, services: Iterable[Service]) -> None:
     if not content.services:
         path.unlink(missing_ok=True)
         return
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(content.model_dump_json(indent=1))
-    partial.replace(path)
+    files.write_text(path, content.model_dump_json(indent=1))
 
 
 def _in_order(services: Iterable[Service]) -> tuple[Service, ...]:

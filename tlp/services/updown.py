@@ -11,8 +11,8 @@ from typing import Final
 
 import filelock
 
-from tlp.core import child
 from tlp.core.errors import BusyError
+from tlp.core.processes import owned_command
 from tlp.core.settings import Settings
 from tlp.services import processes
 from tlp.services.contract import Service, ServiceKind, ServicesView
@@ -145,7 +145,7 @@ class _Start:
         argv, env = kind.command(self._settings, port, self.view)
         service = processes.start(
             kind.name,
-            (argv if owner is None else child.command(owner, argv), env),
+            (argv if owner is None else owned_command(owner, argv), env),
             log=self._settings.logs_dir / f"{kind.name}.log",
             cwd=self._settings.home,
             host=None if kind.port is None else self._settings.bind_host,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from storage import Device, MeasurementStore, Run, RunKind, RunState
 from tlp.core.fleet import Fleet
 from tlp.fleet import quality
-from tlp.fleet.runs import OUT_OF_WORK
+from tlp.fleet.states import OUT_OF_WORK
 from tlp.language.encoders import LANGUAGES, METASCHEDULE
 from tlp.model.checkpoint import KIND, Manifest
 from tlp.training.data.dataset import choose_language

@@ -28,7 +28,7 @@ from tlp.core.fleet import Fleet
 from tlp.core.next_steps import next_command
 from tlp.core.registry import ModelRegistry, Submission, UsableVersion, VersionFacts
 from tlp.core.settings import Settings
-from tlp.fleet import runs
+from tlp.fleet import locks, states
 from tlp.fleet.counts import more_held_out
 from tlp.model.checkpoint import KIND, MANIFEST, Manifest, Model
 from tlp.model.kinds import load_model
@@ -103,7 +103,7 @@ def submit_kept(fleet: Fleet, key: str | None = None) -> list[Submitted]:
     for candidate in keeping.find(fleet.settings, key):
         try:
             _check_belongs(fleet.store, candidate)
-            with runs.train_lock(fleet.settings, candidate.facts.key):
+            with locks.train_lock(fleet.settings, candidate.facts.key):
                 if candidate.folder.is_dir():
                     done.append(submit(fleet, candidate))
         except BusyError:
@@ -338,5 +338,5 @@ def mark_serving(store: MeasurementStore, devices: Iterable[str], reason: str) -
     Said after a promotion, and again by the next retraining: a process killed between the two leaves it unsaid.
     """
     for name in devices:
-        if store.get_device(name).state not in (*runs.OUT_OF_WORK, DeviceState.SERVING):
+        if store.get_device(name).state not in (*states.OUT_OF_WORK, DeviceState.SERVING):
             store.set_device_state(name, DeviceState.SERVING, reason, code=ReasonCode.PROMOTED)

@@ -15,7 +15,7 @@ from storage import Device, DeviceState, DuckDBStore, RunKind, RunState
 from tlp.core import processes as _process
 from tlp.core.errors import BusyError, DeviceError, InvalidInputError, UserError
 from tlp.core.settings import Settings
-from tlp.fleet import runs
+from tlp.fleet import locks, runs, states
 from tlp.training.submit import mark_serving
 
 
@@ -146,7 +146,7 @@ def test_reap_puts_a_device_left_busy_back(store: DuckDBStore, rest: DeviceState
 def test_reap_leaves_a_device_at_work_alone(store: DuckDBStore) -> None:
     with (
         runs.open_run(store, RunKind.MEASURE, device="cpu0"),
-        runs.device_activity(store, "cpu0", DeviceState.MEASURING, "run"),
+        states.device_activity(store, "cpu0", DeviceState.MEASURING, "run"),
     ):
         runs.reap(store)
         assert store.get_device("cpu0").state is DeviceState.MEASURING
@@ -158,7 +158,7 @@ def test_no_work_starts_on_a_device_that_was_just_retired(store: DuckDBStore, bu
     store.set_device_state("cpu0", DeviceState.RETIRED, "sold")
     with (
         pytest.raises(UserError, match=r"is retired since .*\(sold\)") as caught,
-        runs.device_activity(store, "cpu0", busy, "run"),
+        states.device_activity(store, "cpu0", busy, "run"),
     ):
         pytest.fail("the body ran")
     assert caught.value.next_command == "tlp device resume cpu0"
@@ -189,7 +189,7 @@ class RetiredInBetween(DuckDBStore):
 def test_a_person_retires_between_the_look_and_the_step() -> None:
     store = RetiredInBetween()
     add_device(store, "cpu0")
-    with runs.device_activity(store, "cpu0", DeviceState.MEASURING, "run"):
+    with states.device_activity(store, "cpu0", DeviceState.MEASURING, "run"):
         store.armed = True
     assert store.get_device("cpu0").state is DeviceState.RETIRED
 
@@ -205,12 +205,12 @@ def test_a_person_retires_between_the_look_and_the_step() -> None:
     store.armed = True
     mark_serving(store, ["cpu0"], "promoted")
     assert store.get_device("cpu0").state is DeviceState.RETIRED
-    runs.resume(store, "cpu0", "bought back")
+    states.resume(store, "cpu0", "bought back")
     assert store.get_device("cpu0").state is DeviceState.ENROLLED
 
 
 def test_an_activity_leaves_a_state_that_its_body_set(store: DuckDBStore) -> None:
-    with runs.device_activity(store, "cpu0", DeviceState.TRAINING, "run"):
+    with states.device_activity(store, "cpu0", DeviceState.TRAINING, "run"):
         store.set_device_state("cpu0", DeviceState.SERVING, "promoted")
     assert store.get_device("cpu0").state is DeviceState.SERVING
 
@@ -218,9 +218,9 @@ def test_an_activity_leaves_a_state_that_its_body_set(store: DuckDBStore) -> Non
 # -- locks ---------------------------------------------------------------------------------------------------
 def test_a_lock_nests_in_one_thread_and_is_free_afterwards(settings: Settings) -> None:
     for _ in range(2):
-        with runs.device_lock(settings, "cpu0"), runs.device_lock(settings, "cpu0"):
+        with locks.device_lock(settings, "cpu0"), locks.device_lock(settings, "cpu0"):
             pass
-    with runs.device_lock(settings, "cpu0"), runs.device_lock(settings, "cpu1"), runs.train_lock(settings, "x86_64"):
+    with locks.device_lock(settings, "cpu0"), locks.device_lock(settings, "cpu1"), locks.train_lock(settings, "x86_64"):
         pass
 
 
@@ -229,12 +229,12 @@ def test_another_thread_is_somebody_else(settings: Settings) -> None:
 
     def other() -> None:
         try:
-            with runs.device_lock(settings, "cpu0"):
+            with locks.device_lock(settings, "cpu0"):
                 pass
         except BusyError as exc:
             outcome.append(exc)
 
-    with runs.device_lock(settings, "cpu0"):
+    with locks.device_lock(settings, "cpu0"):
         thread = threading.Thread(target=other)
         thread.start()
         thread.join()
@@ -243,7 +243,10 @@ def test_another_thread_is_somebody_else(settings: Settings) -> None:
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "locks").write_text("a file where a folder should be")
-    with pytest.raises(InvalidInputError, match="cannot be written"), runs.device_lock(Settings(home=tmp_path), "cpu0"):
+    with (
+        pytest.raises(InvalidInputError, match="cannot be written"),
+        locks.device_lock(Settings(home=tmp_path), "cpu0"),
+    ):
         pass
 
 
@@ -253,13 +256,13 @@ import sys, time
 from pathlib import Path
 from storage import DeviceState, DuckDBStore, RunKind
 from tlp.core.settings import Settings
-from tlp.fleet import runs
+from tlp.fleet import locks, runs, states
 settings = Settings(home=Path(sys.argv[1]))
 store = DuckDBStore(settings.store_path)
 with (
-    runs.device_lock(settings, "cpu0"),
+    locks.device_lock(settings, "cpu0"),
     runs.open_run(store, RunKind.MEASURE, device="cpu0") as run,
-    runs.device_activity(store, "cpu0", DeviceState.MEASURING, "run"),
+    states.device_activity(store, "cpu0", DeviceState.MEASURING, "run"),
 ):
     print(run.run_id, flush=True)
     time.sleep(120)
@@ -285,20 +288,20 @@ def test_a_killed_process_leaves_nothing_behind(settings: Settings, number: sign
     ) as child:
         assert child.stdout is not None
         run_id = child.stdout.readline().strip()
-        with pytest.raises(BusyError, match=f"by process {child.pid} on"), runs.device_lock(settings, "cpu0"):
+        with pytest.raises(BusyError, match=f"by process {child.pid} on"), locks.device_lock(settings, "cpu0"):
             pass
         child.send_signal(number)
         child.wait(timeout=30)
     runs.reap(store)
     assert store.get_run(run_id).state is state
     assert store.get_device("cpu0").state is DeviceState.ENROLLED
-    with runs.device_lock(settings, "cpu0"):
+    with locks.device_lock(settings, "cpu0"):
         pass
 
 
 def test_overlapping_work_leaves_the_device_in_no_state_of_work(store):
-    training = runs.device_activity(store, "cpu0", DeviceState.TRAINING, "a")
-    measuring = runs.device_activity(store, "cpu0", DeviceState.MEASURING, "b")
+    training = states.device_activity(store, "cpu0", DeviceState.TRAINING, "a")
+    measuring = states.device_activity(store, "cpu0", DeviceState.MEASURING, "b")
     training.__enter__()
     measuring.__enter__()
     training.__exit__(None, None, None)

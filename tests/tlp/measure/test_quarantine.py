@@ -18,7 +18,7 @@ from tests.fleets import fleet_of
 from tlp.core.errors import AllFailedError, DeviceLostError, StoreError, UserError
 from tlp.core.requests import MeasureRequest
 from tlp.core.settings import Settings
-from tlp.fleet import runs
+from tlp.fleet import runs, states
 from tlp.measure import quarantine
 from tlp.measure.fake import FakeRunner
 from tlp.measure.session import measure_device
@@ -177,7 +177,7 @@ def test_a_run_does_not_undo_a_persons_retire(store, limits, when, lost_until):
     assert store.measurements(device="board").height == 5
     [run] = store.list_runs()
     assert run.state is RunState.FAILED and "(sold)" in run.reason
-    runs.resume(store, "board", "bought back")
+    states.resume(store, "board", "bought back")
     assert store.get_device("board").state is DeviceState.ENROLLED
 
 
@@ -189,7 +189,7 @@ def test_what_a_person_does_while_a_run_waits(store, limits, state, back):
         if state is RETIRED:
             store.set_device_state("board", RETIRED, "sold")
         else:
-            runs.resume(store, "board", "works again")
+            states.resume(store, "board", "works again")
 
     def wait() -> bool:
         return quarantine.wait_for_return(fleet_of(limits, store), "board", FakeRunner(), sleep)

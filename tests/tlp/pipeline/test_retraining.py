@@ -15,16 +15,16 @@ from storage import MeasurementStore, RunKind, RunState
 from tlp.core.errors import BusyError, InvalidInputError, RegistryError
 from tlp.core.home import open_home
 from tlp.core.settings import Settings
-from tlp.fleet import runs
+from tlp.fleet import locks
 from tlp.pipeline import train as retraining
 from tlp.report import models
 
 OLD, NEW = "x86-64-v2", "x86-64-v3"
 HOLDS = """
 import sys, time
-from tlp.fleet import runs
+from tlp.fleet import locks
 from tlp.core.settings import get_settings
-with runs.train_lock(get_settings(), "x86_64"):
+with locks.train_lock(get_settings(), "x86_64"):
     print("held", flush=True)
     sys.stdin.readline()
 """
@@ -110,7 +110,7 @@ def test_two_at_once_one_works_and_the_other_says_so(fleet: MeasurementStore, qu
         trained = retraining.train_at_once(fleet, quick, OLD, ok_before=99)
         assert trained is not None and trained["version"] is None and str(holder.pid) in trained["reason"]
         holder.communicate("\n")
-    with runs.train_lock(quick, "x86_64"):
+    with locks.train_lock(quick, "x86_64"):
         pass
 
 

@@ -17,8 +17,8 @@ from storage import Device, DeviceState, DuckDBStore, Sketch, Workload
 from tests.tuning import FixedScorerProvider
 from tlp.core.errors import RegistryUnavailableError
 from tlp.core.fleet import Fleet
+from tlp.core.processes import held_signals
 from tlp.core.settings import Settings
-from tlp.core.signals import held_signals
 from tlp.language.vocabulary import Vocabulary
 from tlp.model.checkpoint import Checkpoint, Manifest
 from tlp.model.config import TLPConfig

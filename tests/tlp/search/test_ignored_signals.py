@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import signal
 
-from tlp.core import signals as _signals
+from tlp.core import processes
 
 
 def test_a_signal_that_is_ignored_stays_ignored() -> None:
     """A script that starts `tlp tune … &` passes on that Ctrl-C is not for it."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with _signals.held_signals():
+        with processes.held_signals():
             signal.raise_signal(signal.SIGINT)
-            _signals.check_interrupt()
+            processes.check_interrupt()
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)

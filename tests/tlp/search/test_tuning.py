@@ -14,7 +14,7 @@ from tests.tlp.search.runners import Interrupting
 from tests.tuning import FixedScorerProvider, tune_with
 from tlp.core.errors import AllFailedError, BusyError, InvalidInputError, UserError
 from tlp.core.settings import Settings
-from tlp.fleet.runs import device_lock
+from tlp.fleet.locks import device_lock
 from tlp.measure import MeasureInput, MeasureOutcome
 from tlp.measure.fake import FakeRunner
 from tlp.search import _session

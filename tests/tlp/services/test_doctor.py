@@ -18,7 +18,7 @@ from tlp.core import processes as _process
 from tlp.core.errors import DeviceError
 from tlp.core.home import open_home
 from tlp.core.settings import Settings, get_settings
-from tlp.fleet import runs
+from tlp.fleet import locks
 from tlp.measure import worker
 from tlp.measure.tracker import TrackerClient
 from tlp.services import doctor
@@ -159,7 +159,7 @@ def test_a_measurement_from_the_future_is_a_clock_that_was_set_back(home):
 
 def test_the_holder_of_a_lock_is_named(home):
     settings = Settings(home=home)
-    with runs.device_lock(settings, "cpu"):
+    with locks.device_lock(settings, "cpu"):
         detail = run_check("locks", Home(settings))["detail"]
     assert detail.startswith(f"held: device-cpu by process {os.getpid()} on ")
     assert run_check("locks", Home(settings))["detail"] == "none held"

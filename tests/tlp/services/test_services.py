@@ -22,8 +22,8 @@ import psutil
 import pytest
 
 from tlp import services
-from tlp.core import child
 from tlp.core.errors import ServiceError, UserError
+from tlp.core.processes import main, owned_command
 from tlp.core.settings import Settings
 from tlp.registry import Registry
 from tlp.services import mlflow, prefect, processes, state, updown
@@ -164,8 +164,8 @@ class TestChild:
     def test_dies_with_its_parent(self, stubborn: list[str], tmp_path: Path, how: signal.Signals) -> None:
         code = textwrap.dedent("""
             import os, subprocess, sys, time
-            from tlp.core import child
-            subprocess.Popen(child.command(os.getpid(), sys.argv[1:]), start_new_session=True)
+            from tlp.core.processes import main, owned_command
+            subprocess.Popen(owned_command(os.getpid(), sys.argv[1:]), start_new_session=True)
             time.sleep(600)
         """)
         parent = subprocess.Popen([sys.executable, "-c", code, *stubborn], stdout=subprocess.DEVNULL)
@@ -177,9 +177,9 @@ class TestChild:
     def test_outlives_the_thread_that_started_it(self, tmp_path: Path) -> None:
         code = textwrap.dedent("""
             import os, subprocess, sys, threading, time
-            from tlp.core import child
+            from tlp.core.processes import main, owned_command
             def start():
-                subprocess.Popen(child.command(os.getpid(), sys.argv[1:]), start_new_session=True)
+                subprocess.Popen(owned_command(os.getpid(), sys.argv[1:]), start_new_session=True)
             thread = threading.Thread(target=start)
             thread.start()
             thread.join()
@@ -192,12 +192,12 @@ class TestChild:
             parent.kill()
 
     def test_exit_status_is_the_commands(self) -> None:
-        command = child.command(os.getpid(), [sys.executable, "-c", "raise SystemExit(7)"])
+        command = owned_command(os.getpid(), [sys.executable, "-c", "raise SystemExit(7)"])
         assert subprocess.run(command, check=False, timeout=60).returncode == 7
 
     def test_usage(self) -> None:
         with pytest.raises(SystemExit, match="usage"):
-            child.main(["1", "sleep", "1"])
+            main(["1", "sleep", "1"])
 
 
 class TestProcesses:

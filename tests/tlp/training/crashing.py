@@ -23,7 +23,7 @@ from storage import DeviceState, RunKind, RunState, open_store
 from tests.fleets import fleet_of
 from tlp.core import faults as _faults
 from tlp.core.settings import Settings
-from tlp.fleet import runs
+from tlp.fleet import locks, runs, states
 from tlp.model.checkpoint import Checkpoint, Manifest
 from tlp.model.config import TLPConfig
 from tlp.model.network import MTLTLP
@@ -82,9 +82,9 @@ def train(settings: Settings) -> None:
     store = open_store(settings.store_url)
     runs.reap(store)
     with (
-        runs.train_lock(settings, FAMILY),
+        locks.train_lock(settings, FAMILY),
         runs.open_run(store, RunKind.TRAIN, device=DEVICE) as run,
-        runs.device_activity(store, DEVICE, DeviceState.TRAINING, f"run {run.run_id}"),
+        states.device_activity(store, DEVICE, DeviceState.TRAINING, f"run {run.run_id}"),
     ):
         registry = Registry(settings, store)
         run_retrain(

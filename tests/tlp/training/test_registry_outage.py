@@ -17,8 +17,8 @@ from storage import DuckDBStore
 from tests.conftest import copy_template
 from tests.fleets import fleet_of
 from tests.tlp.training.crashing import DEVICE, FAMILY, Untrained
-from tlp.core import child as _child
 from tlp.core.errors import RegistryUnavailableError
+from tlp.core.processes import owned_command
 from tlp.core.settings import Settings
 from tlp.registry import Registry, kept, versions
 from tlp.services import processes
@@ -29,7 +29,7 @@ from tlp.training.retrain import run_retrain, submit_kept
 
 def start_server(home: Settings, port: int) -> Service:
     argv, env = command(home, port)
-    owned = _child.command(os.getpid(), argv), env
+    owned = owned_command(os.getpid(), argv), env
     log = home.logs_dir / "mlflow.log"
     return processes.start("mlflow", owned, log=log, cwd=home.home, host="127.0.0.1", port=port)
 

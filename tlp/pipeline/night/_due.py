@@ -23,7 +23,7 @@ from typing import Any, Final
 from storage import Device, DeviceState, MeasurementStore, Network, ReasonCode, Run, RunKind, RunState
 from tlp.core.errors import RegistryError, RegistryUnavailableError, TlpError, UserError
 from tlp.core.fleet import Fleet
-from tlp.fleet import runs
+from tlp.fleet import states
 from tlp.measure import quarantine
 from tlp.measure.endpoint import endpoint_of
 from tlp.registry import CHAMPION, ResolvedModel
@@ -194,14 +194,14 @@ def _no_device(fleet: Fleet, device: Device, probe: bool) -> str | None:
         except TlpError as exc:
             return exc.message
         device = fleet.store.get_device(device.name)
-    if device.state in runs.OUT_OF_WORK:
+    if device.state in states.OUT_OF_WORK:
         return f"{device.state}, gets no new work"
     return None
 
 
 def _serves(store: MeasurementStore, device: Device, version: ResolvedModel) -> bool:
     """Whether the device is served: it is said so, or a person moved the champion and it has a head for it."""
-    state = runs.state_before(store, device.name, *runs.BUSY) if device.state in runs.BUSY else device.state
+    state = states.state_before(store, device.name, *states.BUSY) if device.state in states.BUSY else device.state
     return state is DeviceState.SERVING or device.name in version.devices
 
 

@@ -13,7 +13,7 @@ import psutil
 from storage import DeviceState, RunState
 from tlp.core import processes
 from tlp.core.errors import DeviceError, InvalidInputError
-from tlp.fleet import runs
+from tlp.fleet.locks import describe_holder
 from tlp.measure import quarantine, worker
 from tlp.measure.endpoint import RpcEndpoint, endpoint_of
 from tlp.measure.tracker import Queue, TrackerClient
@@ -108,7 +108,7 @@ def locks(home: Home) -> str:
             with filelock.FileLock(path, timeout=0):
                 pass
         except filelock.Timeout:
-            holders.append(f"{path.stem} by {runs.describe_holder(path)}")
+            holders.append(f"{path.stem} by {describe_holder(path)}")
     return f"held: {'; '.join(holders)}" if holders else "none held"
 
 

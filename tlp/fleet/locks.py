@@ -1,0 +1,84 @@
+"""One run at a time works on a device, one training at a time on a family's model.
+
+Locks are flock files: the kernel drops them with their owner. Beside each lies a note about who holds it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import filelock
+
+from tlp.core import processes
+from tlp.core.errors import BusyError, InvalidInputError
+from tlp.core.files import write_text
+from tlp.core.settings import Settings
+
+
+@contextmanager
+def device_lock(settings: Settings, name: str) -> Iterator[None]:
+    """The device is ours for the length of the body, among all processes and threads of this machine.
+
+    Taking it again in the same thread nests.
+
+    Raises:
+        BusyError: somebody else has it; the message names the process.
+        InvalidInputError: the lock file cannot be written.
+    """
+    with _lock(settings.locks_dir / f"device-{name}.lock", f"device {name!r} is being measured"):
+        yield
+
+
+@contextmanager
+def train_lock(settings: Settings, family: str) -> Iterator[None]:
+    """The same for retraining the model of one family."""
+    with _lock(settings.locks_dir / f"train-{family}.lock", f"the model of family {family!r} is being trained"):
+        yield
+
+
+@contextmanager
+def _lock(path: Path, what: str) -> Iterator[None]:
+    # Beside the lock file and not in it: opening a lock file may truncate it, also for the one who then has to wait.
+    holder = path.with_suffix(".holder")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(path, timeout=0, is_singleton=True)
+        lock.acquire()
+    except filelock.Timeout as exc:
+        raise BusyError(
+            f"{what} by {_describe(holder)}; try again when it is through", next_command="tlp status"
+        ) from exc
+    except OSError as exc:
+        raise InvalidInputError(
+            f"the lock {path} cannot be written: {exc.strerror or exc}", next_command="tlp doctor"
+        ) from exc
+    try:
+        _write_holder(holder)
+        yield
+    finally:
+        lock.release()
+
+
+def _write_holder(path: Path) -> None:
+    text = json.dumps({**processes.identity(), "since": datetime.now(UTC).isoformat(timespec="seconds")})
+    try:
+        write_text(path, text)
+    except OSError as exc:
+        raise InvalidInputError(f"{path} cannot be written: {exc.strerror or exc}", next_command="tlp doctor") from exc
+
+
+def describe_holder(lock: Path) -> str:
+    """Who holds a lock file, for people; by the note that the holder wrote beside it."""
+    return _describe(lock.with_suffix(".holder"))
+
+
+def _describe(holder: Path) -> str:
+    try:
+        facts = json.loads(holder.read_text())
+        return f"process {facts['pid']} on {facts['host']} since {facts['since']}"
+    except (OSError, ValueError, KeyError, TypeError):  # between its acquiring the lock and writing the file
+        return "another process"
