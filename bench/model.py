@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import list_net  # noqa: F401  # beside this file: a loss more
 import numpy as np
 
 import tlp

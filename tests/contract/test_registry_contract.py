@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from storage import Actor, DuckDBStore
+from tests.registries import FakeRegistry
 from tests.tlp.registry.helpers import write_checkpoint
 from tlp.core.errors import InvalidInputError, ModelFormatError, NotFoundError
 from tlp.core.registry import ModelRegistry, ResolvedModel, Submission, VersionFacts
 from tlp.registry import Registry
-from tlp.registry.testing import FakeRegistry
 
 FAMILY, MODEL = "x86_64", "mtl-tlp-x86_64"
 

@@ -1,6 +1,6 @@
 """The model registry as the product sees it: plain types and the ABC `ModelRegistry`.
 
-`tlp.registry.Registry` keeps versions in MLflow, `tlp.registry.testing.FakeRegistry` in a folder.
+`tlp.registry.Registry` keeps versions in MLflow, `tests.registries.FakeRegistry` in a folder.
 """
 
 from __future__ import annotations

@@ -55,19 +55,6 @@ def lambda_rank(scores: Tensor, labels: Tensor, mask: Tensor, gain: float = GAIN
     return (weight * logistic).sum() / groups
 
 
-def list_net(scores: Tensor, labels: Tensor, mask: Tensor, temperature: float = 0.1) -> Tensor:
-    """ListNet (top one): cross-entropy between softmax(labels / temperature) and softmax(scores).
-
-    Args and return value as `lambda_rank`.
-    """
-    floor = torch.finfo(scores.dtype).min
-    target = torch.softmax((labels / temperature).masked_fill(~mask, floor), dim=1) * mask
-    log_p = torch.log_softmax(scores.masked_fill(~mask, floor), dim=1)
-    counts = mask.sum(dim=1) > 1
-    per_group = -(target * log_p.masked_fill(~mask, 0.0)).sum(dim=1) * counts
-    return per_group.sum() / counts.sum().clamp_min(1)
-
-
 def lambda_rank_paper(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
     """`lambda_rank` with the gain that the paper's code has, 2^y − 1."""
     return lambda_rank(scores, labels, mask, gain=1.0)
@@ -99,6 +86,5 @@ def distillation(scores: Tensor, taught: Tensor, spread: Tensor) -> Tensor:
 
 LOSSES: dict[str, Loss] = {
     "lambda_rank": lambda_rank,
-    "list_net": list_net,
     "lambda_rank_paper": lambda_rank_paper,
 }

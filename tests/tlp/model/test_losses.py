@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tlp.model.losses import lambda_rank, list_net
+from bench.list_net import list_net
+from tlp.model.losses import lambda_rank
 
 
 def slow_lambda_rank(groups: list[tuple[list[float], list[float]]], gain: float) -> float:

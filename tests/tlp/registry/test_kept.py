@@ -12,9 +12,9 @@ import pytest
 
 from storage import Device, DeviceState, DuckDBStore
 from tests.fleets import fleet_of
+from tests.registries import FakeRegistry
 from tlp.core.settings import Settings
 from tlp.registry import kept
-from tlp.registry.testing import FakeRegistry
 from tlp.training.submit import submit_kept
 
 FACTS: dict[str, Any] = {

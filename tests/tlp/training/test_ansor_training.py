@@ -23,6 +23,7 @@ from storage import (
     RunKind,
 )
 from tests.fleets import fleet_of
+from tests.registries import FakeRegistry
 from tlp.core.errors import BusyError, InvalidInputError, ModelFormatError, NotFoundError
 from tlp.core.fleet import Fleet
 from tlp.core.settings import Settings
@@ -36,7 +37,6 @@ from tlp.model.predictor import Predictor
 from tlp.pipeline import stages as pipeline
 from tlp.pipeline.evaluate import evaluate_version
 from tlp.registry import Registry
-from tlp.registry.testing import FakeRegistry
 from tlp.search.providers import open_provider
 from tlp.training.data.dataset import Dataset, build_dataset, choose_language
 from tlp.training.decision import choose_devices, decide, model_key, new_samples

@@ -12,6 +12,7 @@ import torch
 from bench.synthetic import fill_store
 from storage import DuckDBStore
 from tests.fleets import fleet_of
+from tests.registries import FakeRegistry
 from tests.tlp.training.test_retrain import HELD, OPTIONS, SMALL
 from tlp.core.errors import ModelFormatError
 from tlp.core.registry import Submission
@@ -19,7 +20,6 @@ from tlp.core.settings import Settings
 from tlp.model.checkpoint import Checkpoint
 from tlp.model.config import TLPConfig
 from tlp.registry import kept
-from tlp.registry.testing import FakeRegistry
 from tlp.training.data.dataset import Dataset
 from tlp.training.judge.gate import CANDIDATE
 from tlp.training.learn.strategy import JointStrategy, Strategy

@@ -11,12 +11,12 @@ import torch
 
 from bench.synthetic import fill_store
 from storage import DeviceState, DuckDBStore
+from tests.registries import FakeRegistry
 from tlp.core.errors import ModelFormatError, NotFoundError
 from tlp.core.settings import Settings
 from tlp.language.metaschedule_encoder import ENCODER_VERSION
 from tlp.model.checkpoint import CONFIG, Checkpoint, Manifest
 from tlp.model.config import TLPConfig
-from tlp.registry.testing import FakeRegistry
 from tlp.training import retrain
 from tlp.training.data.dataset import Dataset
 from tlp.training.learn.strategy import JointStrategy, Strategy
