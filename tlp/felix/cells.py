@@ -53,19 +53,12 @@ class FormulaCount:
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """A sketch with its sampled locations held fixed.
+    """A sketch with its sampled locations held fixed."""
 
-    Attributes:
-        arrays: the sketch's programs.
-        places: values of `arrays.place_columns`.
-        program: what its programs have in common, with the formulas.
-        features: of its programs.
-    """
-
-    arrays: Arrays
-    places: Places
-    program: SymbolicProgram
-    features: Features
+    arrays: Arrays  # the sketch's programs
+    places: Places  # values of `arrays.place_columns`
+    program: SymbolicProgram  # what its programs have in common, with the formulas
+    features: Features  # of its programs
 
     def at(self, rows: IntArray) -> tuple[Tensor, Tensor]:
         """`(N, D)` programs of the cell → `(N, S, F)` float32, not smoothed, and the `(N, S)` mask."""

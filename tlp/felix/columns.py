@@ -1,10 +1,10 @@
-"""Which of TVM's per-store features there are formulas for.
+"""The per-store features of TVM that have formulas.
 
 `PerStoreFeature` describes each buffer store by 164 numbers (`per_store_feature.cc`): 57 of what it computes, 18 for
 each of five buffers, 10 of arithmetic intensity, 4 of its allocation, 3 of its loops. Here they are of the program *as
 its trace states it*, before post-processors: which loops are run in parallel, vectorised and unrolled is decided after
-the trace, by extents that are among these numbers anyway, so that those 33 numbers would be zero and are left out. So
-are counts of operations on integers (index arithmetic, which simplification changes from program to program). What the
+the trace, by extents that are among these numbers anyway: those 33 numbers would be zero and are left out. So are
+counts of operations on integers (index arithmetic, which simplification changes from program to program). What the
 trace says of unrolling is one more number, `unroll`, which TVM knows only after post-processing.
 
 All are log2(1 + x), flags excepted. The dictionaries below say what each is, in TVM's order.
@@ -77,14 +77,14 @@ _FIRST_ALLOCATION: Final = _FIRST_CURVE + CURVE
 
 
 def _columns() -> dict[str, int]:
-    found = {name: 1 + i for i, name in enumerate(OPERATIONS)}
-    found |= {name: 49 + i for i, name in enumerate(BINDINGS)}
+    columns = {name: 1 + i for i, name in enumerate(OPERATIONS)}
+    columns |= {name: 49 + i for i, name in enumerate(BINDINGS)}
     for buffer in range(BUFFERS):
-        found |= {f"b{buffer}.{name}": _FIRST_BUFFER + buffer * len(BUFFER) + i for i, name in enumerate(BUFFER)}
+        columns |= {f"b{buffer}.{name}": _FIRST_BUFFER + buffer * len(BUFFER) + i for i, name in enumerate(BUFFER)}
     # floats computed per byte touched, at i + 1 tenths of the store's operations, from the innermost loop outwards
-    found |= {f"arith_intensity.{i}": _FIRST_CURVE + i for i in range(CURVE)}
-    found |= {name: _FIRST_ALLOCATION + i for i, name in enumerate((*ALLOCATION, *NEST))}
-    return found
+    columns |= {f"arith_intensity.{i}": _FIRST_CURVE + i for i in range(CURVE)}
+    columns |= {name: _FIRST_ALLOCATION + i for i, name in enumerate((*ALLOCATION, *NEST))}
+    return columns
 
 
 TVM_COLUMNS: Final = _columns()

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Annotated, Any, Final
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from tlp.core.errors import ModelFormatError
 from tlp.felix.columns import NAMES, WIDTH
+from tlp.model.kinds import parsed
 
 KIND: Final = "felix"
 """What a checkpoint's manifest calls the model, and what its registered name begins with."""
 FEATURE_VERSION: Final = "metaschedule-felix-1"
 """The features the model reads, `tlp.felix.columns.NAMES`; stands where MTL-TLP's encoder version does."""
-_AGAIN: Final = "tlp train --model felix"
 
 Size = Annotated[int, Field(gt=0, le=1 << 20)]
 Count = Annotated[int, Field(ge=0, le=64)]
@@ -58,20 +57,9 @@ class FelixConfig:
         Raises:
             ModelFormatError: a key is missing or unknown, a value is of the wrong type, or the features are others.
         """
-        known = FelixConfig(()).to_json()
-        if set(value) != set(known):
-            missing, extra = sorted(set(known) - set(value)), sorted(set(value) - set(known))
+        sizes = dict(value)
+        if sizes.pop("features", None) != list(NAMES):
             raise ModelFormatError(
-                f"config.json does not fit this release: missing {missing}, unknown {extra}", next_command=_AGAIN
+                "the model reads other features than this release has", next_command="tlp train --model felix"
             )
-        if value["features"] != known["features"]:
-            raise ModelFormatError("the model reads other features than this release has", next_command=_AGAIN)
-        try:
-            sizes = json.dumps({key: item for key, item in value.items() if key != "features"})
-            return TypeAdapter(FelixConfig).validate_json(sizes)
-        except ValidationError as exc:
-            error = exc.errors()[0]
-            where = ".".join(map(str, error["loc"]))
-            raise ModelFormatError(
-                f"config.json: {where} is {error['input']!r:.80}: {error['msg']}", next_command=_AGAIN
-            ) from exc
+        return parsed(FelixConfig, sizes, "config.json", required=sorted(f.name for f in fields(FelixConfig)))

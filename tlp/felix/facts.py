@@ -21,52 +21,32 @@ TAGS: Final = ("blockIdx.x", "blockIdx.y", "blockIdx.z", "threadIdx.x", "threadI
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts of one cell, of several (C in front) or of each program (N in front).
+    """Facts of one cell, of several (C in front) or of each program (N in front)."""
 
-    Attributes:
-        exponents, weights: `(m, P)`, `(n, m)`, see `SymbolicProgram`.
-        extents: `(S, L)`, coefficients, parts: `(S, B, D, L)`, shapes, spreads: `(S, B, D)`: formulas.
-        described: `(S,)` TVM keeps the last store of a buffer.
-        is_loop, bound: `(S, L)` there is such a loop; it is bound to a thread.
-        member: `(S, B, L)` the loop is in an index into the buffer.
-        dim: `(S, B, L)` the last dimension with the loop.
-        is_buffer, num_bytes: `(S, B)`.
-        is_dim: `(S, B, D)`.
-        access: `(S, B, 3)` read, written, both.
-        operations: `(S, O)` per iteration.
-        work: `(S,)` all operations on floats per iteration.
-        written: `(S,)` which buffer is the store's own.
-        outside: `(S, L)` the loop is outside the allocation of the store's buffer.
-        first: `(S, 7, L)` the first loop bound to each of `TAGS`.
-        shared: `(S, S, L)` an earlier store, or the store itself, is in the same loop.
-        touches: `(S, B, L)` accesses of the buffer in the loop so far.
-        also: `(S, B, S)` which of an earlier store's buffers is the same one; -1: none.
-    """
-
-    exponents: Tensor
-    weights: Tensor
-    extents: Tensor
-    coefficients: Tensor
-    parts: Tensor
-    shapes: Tensor
-    spreads: Tensor
-    described: Tensor
-    is_loop: Tensor
-    bound: Tensor
-    member: Tensor
-    dim: Tensor
-    is_buffer: Tensor
-    num_bytes: Tensor
-    is_dim: Tensor
-    access: Tensor
-    operations: Tensor
-    work: Tensor
-    written: Tensor
-    outside: Tensor
-    first: Tensor
-    shared: Tensor
-    touches: Tensor
-    also: Tensor
+    exponents: Tensor  # `(m, P)`, see `SymbolicProgram`
+    weights: Tensor  # `(n, m)`, likewise
+    extents: Tensor  # `(S, L)` formulas
+    coefficients: Tensor  # `(S, B, D, L)` formulas; so the next
+    parts: Tensor  # `(S, B, D, L)`
+    shapes: Tensor  # `(S, B, D)`
+    spreads: Tensor  # `(S, B, D)`
+    described: Tensor  # `(S,)` TVM keeps the last store of a buffer
+    is_loop: Tensor  # `(S, L)` there is such a loop
+    bound: Tensor  # `(S, L)` it is bound to a thread
+    member: Tensor  # `(S, B, L)` the loop is in an index into the buffer
+    dim: Tensor  # `(S, B, L)` the last dimension with the loop
+    is_buffer: Tensor  # `(S, B)` there is such a buffer
+    num_bytes: Tensor  # `(S, B)` of an element
+    is_dim: Tensor  # `(S, B, D)` it has such a dimension
+    access: Tensor  # `(S, B, 3)` read, written, both
+    operations: Tensor  # `(S, O)` per iteration
+    work: Tensor  # `(S,)` all operations on floats per iteration
+    written: Tensor  # `(S,)` which buffer is the store's own
+    outside: Tensor  # `(S, L)` the loop is outside the allocation of the store's buffer
+    first: Tensor  # `(S, 7, L)` the first loop bound to each of `TAGS`
+    shared: Tensor  # `(S, S, L)` an earlier store, or the store itself, is in the same loop
+    touches: Tensor  # `(S, B, L)` accesses of the buffer in the loop so far
+    also: Tensor  # `(S, B, S)` which of an earlier store's buffers is the same one; -1: none
 
     def select(self, cells: Tensor) -> Facts:
         """Of each program its cell's."""

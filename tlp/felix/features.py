@@ -89,9 +89,9 @@ class FeaturesOf:
         """
         monomials = torch.exp(torch.einsum("nmp,np->nm", self.facts.exponents, logs))
         values = torch.einsum("nkm,nm->nk", self.facts.weights, monomials)
-        found = _Evaluation(self.facts, values, smooth, self.any_bound).features(self.is_gpu)
-        unrolled = unroll[:, None, None].expand(-1, found.shape[1], 1).to(found.dtype)
-        return torch.cat([found, unrolled], dim=2), self.facts.described
+        features = _Evaluation(self.facts, values, smooth, self.any_bound).features(self.is_gpu)
+        unrolled = unroll[:, None, None].expand(-1, features.shape[1], 1).to(features.dtype)
+        return torch.cat([features, unrolled], dim=2), self.facts.described
 
 
 class _Evaluation:
@@ -258,10 +258,9 @@ class _Evaluation:
     def _next_inside(self, total: Tensor) -> Tensor:
         """`(N, S, L)`: of the next loop inside each; of an innermost one as TVM has it, an element of each buffer."""
         loops = total.shape[2]
-        there = torch.where(
-            self._present.detach() > 0.5, torch.arange(loops), loops
-        )  # which is next is no matter of degree
-        following = torch.cummin(there.flip(2), dim=2).values.flip(2)  # this loop or the next inside it
+        is_loop = self._present.detach() > 0.5  # which loop is next is no matter of degree
+        index = torch.where(is_loop, torch.arange(loops), loops)
+        following = torch.cummin(index.flip(2), dim=2).values.flip(2)  # this loop or the next inside it
         following = torch.cat([following[..., 1:], torch.full_like(following[..., :1], loops)], dim=2)
         elements = (self._facts.num_bytes * self._facts.is_buffer).sum(dim=2, keepdim=True)
         return torch.cat([total, elements], dim=2).gather(2, following)

@@ -56,12 +56,12 @@ class Fitter:
     Args:
         rows: `(n, D)` decisions of the probes.
         tiles: first and one past the last column of each tile.
-        held: how many probes at the end only verify.
+        verifying: how many probes at the end only verify.
     """
 
-    def __init__(self, rows: npt.ArrayLike, tiles: Sequence[Range], held: int) -> None:
+    def __init__(self, rows: npt.ArrayLike, tiles: Sequence[Range], verifying: int) -> None:
         self._rows = np.asarray(rows, np.float64)
-        self._fit = np.arange(len(self._rows)) < len(self._rows) - held
+        self._fit = np.arange(len(self._rows)) < len(self._rows) - verifying
         self._products = _products(tiles)
         with np.errstate(divide="ignore"):
             logs = np.log(np.maximum(self._rows, 1.0))
@@ -103,7 +103,7 @@ class Fitter:
             return None
         if not fitted.any() or fitted.sum() == valid.sum():  # told by few probes: one of them verifies
             fitted = valid & (np.cumsum(valid) < valid.sum())
-        held = valid & ~fitted
+        verify = valid & ~fitted
         ratios = np.log(values[fitted]) - self._logs[:, fitted]
         spread = np.ptp(ratios, axis=1)
         exact = np.flatnonzero(spread < _EXACT).tolist()
@@ -111,11 +111,11 @@ class Fitter:
             constant = float(np.exp(ratios[at].mean()))
             rounded = round(constant) if abs(constant - round(constant)) < _EXACT * constant else constant
             formula = Formula(((float(rounded), self._products[at]),))
-            if _exact(formula.values(self._rows[held]), values[held]):
+            if _exact(formula.values(self._rows[verify]), values[verify]):
                 return formula
-        return self._halo(values, fitted, held)
+        return self._halo(values, fitted, verify)
 
-    def _halo(self, values: Numbers, fitted: npt.NDArray[np.bool_], held: npt.NDArray[np.bool_]) -> Formula | None:
+    def _halo(self, values: Numbers, fitted: npt.NDArray[np.bool_], verify: npt.NDArray[np.bool_]) -> Formula | None:
         if fitted.sum() < 4:
             return None
         designs = self._designs[:, fitted]
@@ -129,7 +129,7 @@ class Fitter:
             terms += [(float(b), self._halos[at][1])] if b and len(self._halos[at]) > 1 else []
             terms += [(float(c), ())] if c else []
             formula = Formula(tuple(terms))
-            if _exact(formula.values(self._rows[held | fitted]), values[held | fitted]):
+            if _exact(formula.values(self._rows[verify | fitted]), values[verify | fitted]):
                 return formula
         return None
 

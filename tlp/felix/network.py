@@ -59,7 +59,7 @@ class FelixNetwork(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def head_index(self, head: str) -> int:
-        """Column of a device's head. Raises InvalidInputError: there is none."""
+        """Column of a device's head. Raises InvalidInputError: the device has none."""
         if head not in self.config.heads:
             raise InvalidInputError(f"the model has no head for {head!r}, only for {', '.join(self.config.heads)}")
         return self.config.heads.index(head)
@@ -81,7 +81,7 @@ class FelixNetwork(nn.Module):
 
         Args:
             features: `(N, S, F)` float32.
-            mask: `(N, S)` bool, True for stores there are; what stands in the others does not count.
+            mask: `(N, S)` bool, True for stores; what stands in padding does not count.
             head: device name.
 
         Returns:
@@ -123,5 +123,5 @@ class FelixNetwork(nn.Module):
 
 def _quantiles(column: Tensor, levels: Tensor) -> Tensor:
     """Of the values other than 0; of all if there are none."""
-    there = column[column != 0]
-    return torch.quantile(there if len(there) else column, levels)
+    used = column[column != 0]
+    return torch.quantile(used if len(used) else column, levels)

@@ -12,7 +12,7 @@ digits: `v // a`, `v % a`, `v // a % b`. Every part has an extent of its own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -46,87 +46,52 @@ class UnreadableError(UnfitError):
 
 @dataclass(frozen=True)
 class AccessShape:
-    """A store's access to one buffer, without its numbers.
+    """A store's access to one buffer, without its numbers."""
 
-    Attributes:
-        buffer: its number in the program.
-        name: its name.
-        access: 0 read, 1 written, 2 both.
-        num_bytes: of an element.
-        dims: D.
-    """
-
-    buffer: int
-    name: str
-    access: int
-    num_bytes: int
-    dims: int
+    buffer: int  # its number in the program
+    name: str  # its name
+    access: int  # 0 read, 1 written, 2 both
+    num_bytes: int  # of an element
+    dims: int  # D
 
 
 @dataclass(frozen=True)
 class StoreShape:
-    """A store without its numbers.
+    """A store without its numbers."""
 
-    Attributes:
-        buffer: number of the buffer it writes.
-        loops: numbers of its loops, outermost first.
-        accesses: the buffers it touches.
-        operations: per iteration, of `tlp.felix.columns.OPERATIONS`.
-        others: further operations on floats per iteration, which only count for arithmetic intensity.
-        alloc_depth: loops outside the allocation of its buffer.
-    """
-
-    buffer: int
-    loops: tuple[int, ...]
-    accesses: tuple[AccessShape, ...]
-    operations: tuple[int, ...]
-    others: int
-    alloc_depth: int
+    buffer: int  # number of the buffer it writes
+    loops: tuple[int, ...]  # numbers of its loops, outermost first
+    accesses: tuple[AccessShape, ...]  # the buffers it touches
+    operations: tuple[int, ...]  # per iteration, of `tlp.felix.columns.OPERATIONS`
+    others: int  # further operations on floats per iteration, which only count for arithmetic intensity
+    alloc_depth: int  # loops outside the allocation of its buffer
 
 
 @dataclass(frozen=True)
 class Skeleton:
-    """What programs of one sketch have in common, as long as sampled locations are the same.
+    """What programs of one sketch have in common, as long as sampled locations are the same."""
 
-    Attributes:
-        bindings: per loop, the thread it is bound to; empty for an ordinary one.
-        stores: in the order TVM visits them.
-    """
-
-    bindings: tuple[str, ...]
-    stores: tuple[StoreShape, ...]
+    bindings: tuple[str, ...]  # per loop, the thread it is bound to; empty for an ordinary one
+    stores: tuple[StoreShape, ...]  # in the order TVM visits them
 
 
 @dataclass(frozen=True)
 class AccessNumbers:
-    """The numbers of a store's access to one buffer: D dimensions, L loops of the store.
+    """The numbers of a store's access to one buffer: D dimensions, L loops of the store."""
 
-    Attributes:
-        coefficients: `(D, L)`: elements per step of each loop; 0: the loop is not in the index.
-        parts: `(D, L)`: extent of the part of the loop that is in the index.
-        shape: `(D,)` of the buffer.
-        spread: `(D,)`: how far apart several indices into the buffer are.
-    """
-
-    coefficients: Numbers
-    parts: Numbers
-    shape: Numbers
-    spread: Numbers
+    coefficients: Numbers  # `(D, L)`: elements per step of each loop; 0: the loop is not in the index
+    parts: Numbers  # `(D, L)`: extent of the part of the loop that is in the index
+    shape: Numbers  # `(D,)` of the buffer
+    spread: Numbers  # `(D,)`: how far apart several indices into the buffer are
 
 
 @dataclass(frozen=True)
 class Probed:
-    """A program.
+    """A program."""
 
-    Attributes:
-        skeleton: shared with others of its sketch.
-        extents: of its loops.
-        accesses: per store, per access.
-    """
-
-    skeleton: Skeleton
-    extents: Numbers
-    accesses: tuple[tuple[AccessNumbers, ...], ...]
+    skeleton: Skeleton  # shared with others of its sketch
+    extents: Numbers  # of its loops
+    accesses: tuple[tuple[AccessNumbers, ...], ...]  # per store, per access
 
 
 def apply_trace(space: programs.DesignSpace, sketch: Sketch, decisions: Sequence[int]) -> Any:
@@ -176,14 +141,6 @@ class _Part:
     loop: int
     divisor: int
     extent: int
-
-
-@dataclass(frozen=True)
-class _Index:
-    """Σ coefficient · part + constant."""
-
-    terms: tuple[tuple[_Part, int], ...]
-    constant: int
 
 
 class _Reader:
@@ -274,47 +231,35 @@ class _Reader:
         spread = np.zeros(dims)
         at = {loop: i for i, loop in enumerate(nest)}
         for dim in range(dims):
-            first, *others = [self._index(index[dim]) for index in indices]
-            if any(set(other.terms) != set(first.terms) for other in others):
-                raise UnreadableError("a buffer is read in several ways at once")
-            constants = [index.constant for index in (first, *others)]
+            terms = [self._terms(index[dim]) for index in indices]
+            constants = [term.pop(None, 0) for term in terms]
             spread[dim] = max(constants) - min(constants)
-            for part, coefficient in first.terms:
+            steps, *others = [{part: step for part, step in term.items() if part and step} for term in terms]
+            if any(other != steps for other in others):
+                raise UnreadableError("a buffer is read in several ways at once")
+            for part, step in steps.items():
                 if part.loop not in at or coefficients[dim, at[part.loop]]:
                     raise UnreadableError("an index uses a loop twice")
-                coefficients[dim, at[part.loop]] = abs(coefficient)
+                coefficients[dim, at[part.loop]] = abs(step)
                 parts[dim, at[part.loop]] = part.extent
         return AccessNumbers(coefficients, parts, np.array([int(d) for d in buffer.shape], np.float64), spread)
 
-    def _index(self, expr: Any) -> _Index:
-        terms: Counter[_Part] = Counter()
-        constant = 0
-        for part, coefficient in self._terms(expr, 1):
-            if part is None:
-                constant += coefficient
-            else:
-                terms[part] += coefficient
-        return _Index(tuple((part, c) for part, c in terms.items() if c), constant)
-
-    def _terms(self, expr: Any, factor: int) -> Iterator[tuple[_Part | None, int]]:
-        """(part, coefficient); no part: a constant."""
+    def _terms(self, expr: Any, factor: int = 1) -> Counter[_Part | None]:
+        """The coefficient of each part of an index; the constant stands under None."""
         tirx = self._tirx
         if isinstance(expr, tirx.IntImm):
-            yield None, factor * int(expr.value)
-        elif isinstance(expr, tirx.Add):
-            yield from self._terms(expr.a, factor)
-            yield from self._terms(expr.b, factor)
-        elif isinstance(expr, tirx.Sub):
-            yield from self._terms(expr.a, factor)
-            yield from self._terms(expr.b, -factor)
-        elif isinstance(expr, tirx.Mul) and isinstance(expr.b, tirx.IntImm):
-            yield from self._terms(expr.a, factor * int(expr.b.value))
-        elif isinstance(expr, tirx.Mul) and isinstance(expr.a, tirx.IntImm):
-            yield from self._terms(expr.b, factor * int(expr.a.value))
-        elif isinstance(expr, tirx.Cast):
-            yield from self._terms(expr.value, factor)
-        else:
-            yield self._part(expr), factor
+            return Counter({None: factor * int(expr.value)})
+        if isinstance(expr, tirx.Add | tirx.Sub):
+            terms = self._terms(expr.a, factor)
+            terms.update(self._terms(expr.b, factor if isinstance(expr, tirx.Add) else -factor))  # adds counts
+            return terms
+        if isinstance(expr, tirx.Cast):
+            return self._terms(expr.value, factor)
+        if isinstance(expr, tirx.Mul):
+            for whole, number in ((expr.a, expr.b), (expr.b, expr.a)):
+                if isinstance(number, tirx.IntImm):
+                    return self._terms(whole, factor * int(number.value))
+        return Counter({self._part(expr): factor})
 
     def _part(self, expr: Any) -> _Part:
         tirx = self._tirx

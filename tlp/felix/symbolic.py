@@ -33,31 +33,18 @@ Index = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class SymbolicProgram:
-    """All programs of a cell at once. Index arrays name formulas; formula 0 is 0, formula 1 is 1.
+    """All programs of a cell at once. Index arrays name formulas; formula 0 is 0, formula 1 is 1."""
 
-    Attributes:
-        skeleton: of every program.
-        formulas: n distinct ones.
-        extents: `(S, L)`; 1 beyond a store's loops.
-        coefficients: `(S, B, D, L)`; 0 where a loop is not in an index.
-        parts: alike, extent of the part of the loop that is in the index.
-        shapes: `(S, B, D)`; 1 beyond a buffer's dimensions.
-        spreads: `(S, B, D)`.
-        exponents: `(m, P)` of distinct monomials.
-        weights: `(n, m)`: formulas as sums of monomials.
-        probes: how many programs were taken apart.
-    """
-
-    skeleton: Skeleton
-    formulas: tuple[Formula, ...]
-    extents: Index
-    coefficients: Index
-    parts: Index
-    shapes: Index
-    spreads: Index
-    exponents: torch.Tensor
-    weights: torch.Tensor
-    probes: int
+    skeleton: Skeleton  # of every program
+    formulas: tuple[Formula, ...]  # n distinct ones
+    extents: Index  # `(S, L)`; 1 beyond a store's loops
+    coefficients: Index  # `(S, B, D, L)`; 0 where a loop is not in an index
+    parts: Index  # alike, extent of the part of the loop that is in the index
+    shapes: Index  # `(S, B, D)`; 1 beyond a buffer's dimensions
+    spreads: Index  # `(S, B, D)`
+    exponents: torch.Tensor  # `(m, P)` of distinct monomials
+    weights: torch.Tensor  # `(n, m)`: formulas as sums of monomials
+    probes: int  # how many programs were taken apart
 
 
 def make_symbolic(
@@ -82,10 +69,10 @@ def make_symbolic(
 
 
 def choose_probes(arrays: Arrays, pinned: Sequence[int], rng: np.random.Generator, count: int) -> IntArray:
-    """`(count, D)` programs such that, as far as there are such, every factor is more than 1 in some.
+    """`(count, D)` programs; as far as possible every factor is more than 1 in some of them.
 
     Raises:
-        UnfitError: there are not that many with those locations.
+        UnfitError: fewer programs have those locations.
     """
     rows = arrays.random(_DRAWN, rng)
     columns = list(arrays.place_columns)

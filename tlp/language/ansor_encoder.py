@@ -65,16 +65,12 @@ class _Decision:
 
 @dataclass(frozen=True)
 class _Plan:
-    """How to fill programs of one sketch.
+    """How to fill programs of one sketch."""
 
-    Attributes:
-        template: `(L·E,)`, everything that does not depend on decisions.
-        raw: cells that take a decision as it is, and its position in the decision vector.
-        unroll: cells that take the token of an unroll pragma, and the position of its number.
-    """
-
-    template: NDArray[np.float32]
+    template: NDArray[np.float32]  # `(L·E,)`, everything that does not depend on decisions
+    # cells that take a decision as it is, and its position in the decision vector
     raw: tuple[NDArray[np.intp], NDArray[np.intp]]
+    # cells that take the token of an unroll pragma, and the position of its number
     unroll: tuple[NDArray[np.intp], NDArray[np.intp]]
 
 

@@ -1,6 +1,6 @@
 """What a workload computes, as far as its schedule's cost depends on it: extents, accesses, operations of each block.
 
-It is read off the TIR module once, where the workload is made (`tlp.programs.arithmetic`), and kept as plain JSON in
+It is read off the TIR module once, where the workload is made (`tlp.programs.workloads`), and kept as plain JSON in
 `Workload.context["arithmetic"]`, so that encoding needs no TVM:
 
     [{"name": "conv2d_nchw", "extents": [1, 64, 56, 56, 64, 3, 3], "reductions": [4, 5, 6],
@@ -32,40 +32,24 @@ OPERATIONS = ("add", "multiply", "divide", "max", "call", "branch")
 
 @dataclass(frozen=True)
 class Access:
-    """A block's reads or writes of one buffer.
+    """A block's reads or writes of one buffer."""
 
-    Attributes:
-        buffer: its name.
-        is_write: the block writes it.
-        num_bytes: of one element.
-        shape: of the buffer, in elements.
-        coefficients: per dimension, `(iterator, |step|)` pairs.
-    """
-
-    buffer: str
-    is_write: bool
-    num_bytes: int
-    shape: tuple[int, ...]
-    coefficients: tuple[tuple[tuple[int, float], ...], ...]
+    buffer: str  # its name
+    is_write: bool  # the block writes it
+    num_bytes: int  # of one element
+    shape: tuple[int, ...]  # of the buffer, in elements
+    coefficients: tuple[tuple[tuple[int, float], ...], ...]  # per dimension, `(iterator, |step|)` pairs
 
 
 @dataclass(frozen=True)
 class Block:
-    """One TIR block.
+    """One TIR block."""
 
-    Attributes:
-        name: as the schedule refers to it.
-        extents: of its iterators, in order; its loops are in the same order before they are scheduled.
-        is_reduction: per iterator.
-        operations: how often each of `OPERATIONS` stands in its body.
-        accesses: the write first.
-    """
-
-    name: str
-    extents: tuple[int, ...]
-    is_reduction: tuple[bool, ...]
-    operations: tuple[int, ...]
-    accesses: tuple[Access, ...]
+    name: str  # as the schedule refers to it
+    extents: tuple[int, ...]  # of its iterators, in order; its loops are in the same order before they are scheduled
+    is_reduction: tuple[bool, ...]  # per iterator
+    operations: tuple[int, ...]  # how often each of `OPERATIONS` stands in its body
+    accesses: tuple[Access, ...]  # the write first
 
     @property
     def iterations(self) -> float:

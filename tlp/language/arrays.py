@@ -42,20 +42,13 @@ _MORE_MOVES: Final = 0.4  # chance of one more move in the same mutation, again 
 
 @dataclass(frozen=True)
 class _Tile:
-    """One SamplePerfectTile.
+    """One SamplePerfectTile."""
 
-    Attributes:
-        start, stop: first and one past the last column of its factors.
-        limit: largest innermost factor.
-        primes: distinct primes of the extent, ascending.
-        powers: how often each divides it.
-    """
-
-    start: int
-    stop: int
-    limit: int
-    primes: tuple[int, ...]
-    powers: tuple[int, ...]
+    start: int  # first column of its factors
+    stop: int  # one past the last
+    limit: int  # largest innermost factor
+    primes: tuple[int, ...]  # distinct primes of the extent, ascending
+    powers: tuple[int, ...]  # how often each divides it
 
 
 @dataclass(frozen=True)
@@ -64,18 +57,13 @@ class _Place:
 
     TVM (`CollectComputeLocation`) offers loops of more than one iteration. Inside a loop over a reduction it offers
     further reduction loops only: a spatial loop there would compute the block again and again.
-
-    Attributes:
-        column: of the decision.
-        nest: extents of the loops, outermost first; empty: unknown, then only values seen from TVM are used.
-        reduces: per loop, whether it runs over a reduction.
-        seen: values that TVM drew.
     """
 
-    column: int
+    column: int  # of the decision
+    # extents of the loops, outermost first; empty: unknown, then only values seen from TVM are used
     nest: tuple[Extent, ...]
-    reduces: BoolArray
-    seen: IntArray
+    reduces: BoolArray  # per loop, whether it runs over a reduction
+    seen: IntArray  # values that TVM drew
 
 
 class Arrays:

@@ -42,36 +42,23 @@ _ROUNDS: Final = 64  # of moves of one prime factor each, after which a row is g
 
 @dataclass(frozen=True)
 class Threads:
-    """The threads of one block.
+    """The threads of one block."""
 
-    Attributes:
-        extent: their number.
-        low, high: fewest and most, inclusive.
-        more, fewer: `(moves, 2)` columns from and to which a prime factor goes for more or fewer threads.
-    """
-
-    extent: Extent
-    low: float
-    high: float
-    more: IntArray
-    fewer: IntArray
+    extent: Extent  # their number
+    low: float  # fewest, inclusive
+    high: float  # most, inclusive
+    more: IntArray  # `(moves, 2)` columns from and to which a prime factor goes for more threads
+    fewer: IntArray  # the same for fewer threads
 
 
 @dataclass(frozen=True)
 class Shared:
-    """One cache read in shared memory.
+    """One cache read in shared memory."""
 
-    Attributes:
-        inside: per iterator of the block that reads it, the extent that one copy covers.
-        coefficients: `(dimensions, iterators)`, |step| of the access.
-        shape: `(dimensions,)` of the buffer.
-        num_bytes: of an element, times the copies that a pipeline keeps.
-    """
-
-    inside: tuple[Extent, ...]
-    coefficients: FloatArray
-    shape: FloatArray
-    num_bytes: int
+    inside: tuple[Extent, ...]  # per iterator of the block that reads it, the extent that one copy covers
+    coefficients: FloatArray  # `(dimensions, iterators)`, |step| of the access
+    shape: FloatArray  # `(dimensions,)` of the buffer
+    num_bytes: int  # of an element, times the copies that a pipeline keeps
 
     def size(self, rows: IntArray) -> FloatArray:
         """`(N, D)` → `(N,)` bytes."""
@@ -83,23 +70,15 @@ class Shared:
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of one sketch on one target.
+    """The limits of one sketch on one target."""
 
-    Attributes:
-        threads: of each block that has such limits.
-        pipelines: extents that must be more than one, with the moves that make them so.
-        shared: what lies in shared memory.
-        shared_bytes: at most.
-        smaller: `(moves, 2)` for less shared memory.
-        primes: of all tiles.
-    """
-
-    threads: tuple[Threads, ...]
+    threads: tuple[Threads, ...]  # of each block that has such limits
+    # extents that must be more than one, with the moves that make them so
     pipelines: tuple[tuple[Extent, IntArray], ...]
-    shared: tuple[Shared, ...]
-    shared_bytes: float
-    smaller: IntArray
-    primes: tuple[int, ...]
+    shared: tuple[Shared, ...]  # what lies in shared memory
+    shared_bytes: float  # at most
+    smaller: IntArray  # `(moves, 2)` for less shared memory
+    primes: tuple[int, ...]  # of all tiles
 
     def shared_size(self, rows: IntArray) -> FloatArray:
         """`(N, D)` → `(N,)` bytes of shared memory of a block."""

@@ -64,21 +64,14 @@ PAPER_ENCODER_VERSION = "metaschedule-1-paper"
 
 @dataclass(frozen=True)
 class Layout:
-    """Where things stand in an encoded program.
+    """Where things stand in an encoded program."""
 
-    Attributes:
-        width: E.
-        profile_rows: rows before the primitives that hold the profile, row by row; their KIND columns are not kinds.
-        is_raw: numbers are written as they are.
-        has_nest: Reorder rows have NEST.
-        primitives: rows of primitives without cropping.
-    """
-
-    width: int
+    width: int  # E
+    # rows before the primitives that hold the profile, row by row; their KIND columns are not kinds
     profile_rows: int = 0
-    is_raw: bool = False
-    has_nest: bool = True
-    primitives: int = PRIMITIVES
+    is_raw: bool = False  # numbers are written as they are
+    has_nest: bool = True  # Reorder rows have NEST
+    primitives: int = PRIMITIVES  # rows of primitives without cropping
 
     @property
     def length(self) -> int:
@@ -119,25 +112,17 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Plan:
-    """How to fill programs of one sketch. A *value column* holds a decision, or a product of decisions, of N programs.
+    """How to fill programs of one sketch. A *value column* holds a decision, or a product of some, of N programs."""
 
-    Attributes:
-        sketch: whose programs it fills.
-        template: `(L·E,)`, everything that does not depend on decisions.
-        products: extents of more than one factor; they become value columns behind the decisions.
-        extents: cells that take log2 of a value column, and those columns.
-        scalars: cells that take `log_scalar` of a value column, and those columns.
-        places: compute-at rows.
-        profile: how to fill the profile; None: zeros.
-    """
-
-    sketch: Sketch
-    template: FloatArray
-    products: tuple[Extent, ...]
+    sketch: Sketch  # whose programs it fills
+    template: FloatArray  # `(L·E,)`, everything that does not depend on decisions
+    products: tuple[Extent, ...]  # extents of more than one factor; they become value columns behind the decisions
+    # cells that take log2 of a value column, and those columns
     extents: tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]
+    # cells that take `log_scalar` of a value column, and those columns
     scalars: tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]
-    places: tuple[_Place, ...]
-    profile: ProfilePlan | None
+    places: tuple[_Place, ...]  # compute-at rows
+    profile: ProfilePlan | None  # how to fill the profile; None: zeros
 
     def values(self, decisions: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         """`(N, D + products)`: decisions with categoricals replaced by their candidates, then the products."""

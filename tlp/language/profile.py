@@ -68,60 +68,34 @@ Rows = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Located:
-    """A block at a sampled location.
+    """A block at a sampled location."""
 
-    Attributes:
-        column: decision that holds the location.
-        branch: whether its body branches.
-        iterations: of its block, log2; 0 if the block is not known.
-        run: extent of its output's last dimension.
-        coefficients: `(dimensions, I)`, how the main block reads its output; None if it does not.
-        shape: of its output.
-    """
-
-    column: int
-    branch: bool
-    iterations: float
-    run: float
-    coefficients: Array | None
-    shape: Array
+    column: int  # decision that holds the location
+    branch: bool  # whether its body branches
+    iterations: float  # of its block, log2; 0 if the block is not known
+    run: float  # extent of its output's last dimension
+    coefficients: Array | None  # `(dimensions, I)`, how the main block reads its output; None if it does not
+    shape: Array  # of its output
 
 
 @dataclass(frozen=True)
 class ProfilePlan:
-    """How to fill profiles of one sketch.
+    """How to fill profiles of one sketch."""
 
-    Attributes:
-        template: `(K,)`, what does not depend on decisions.
-        iterators: iterator of each loop of the nest, outermost first.
-        extents: per loop.
-        levels: per level, innermost first: loops, and whether they are spatial.
-        iterator_count: I.
-        coefficients: `(dimensions of all accesses, I)`.
-        limits: `(dimensions of all accesses,)` extents of the buffers.
-        dims: per access: first and one past its last dimension.
-        num_bytes: per access, of an element.
-        steps: `(loops, accesses)`: elements from one value of a loop's iterator to the next.
-        is_reduction: per loop.
-        unroll: the unrolling limit.
-        iterations: of the main block, log2.
-        located: blocks at sampled locations.
-    """
-
-    template: npt.NDArray[np.float32]
-    iterators: tuple[int, ...]
-    extents: tuple[Extent, ...]
-    levels: tuple[tuple[tuple[int, ...], bool], ...]
-    iterator_count: int
-    coefficients: Array
-    limits: Array
-    dims: tuple[tuple[int, int], ...]
-    num_bytes: tuple[int, ...]
-    steps: Array
-    is_reduction: tuple[bool, ...]
-    unroll: Extent
-    iterations: float
-    located: tuple[Located, ...]
+    template: npt.NDArray[np.float32]  # `(K,)`, what does not depend on decisions
+    iterators: tuple[int, ...]  # iterator of each loop of the nest, outermost first
+    extents: tuple[Extent, ...]  # per loop
+    levels: tuple[tuple[tuple[int, ...], bool], ...]  # per level, innermost first: loops, and whether they are spatial
+    iterator_count: int  # I
+    coefficients: Array  # `(dimensions of all accesses, I)`
+    limits: Array  # `(dimensions of all accesses,)` extents of the buffers
+    dims: tuple[tuple[int, int], ...]  # per access: first and one past its last dimension
+    num_bytes: tuple[int, ...]  # per access, of an element
+    steps: Array  # `(loops, accesses)`: elements from one value of a loop's iterator to the next
+    is_reduction: tuple[bool, ...]  # per loop
+    unroll: Extent  # the unrolling limit
+    iterations: float  # of the main block, log2
+    located: tuple[Located, ...]  # blocks at sampled locations
 
 
 def plan_profile(sketch: Sketch, arithmetic: Arithmetic) -> ProfilePlan:

@@ -75,44 +75,29 @@ def collapse(nest: Sequence[Extent], limit: int) -> list[Extent]:
 
 @dataclass(frozen=True)
 class Location:
-    """Where a block goes in a nest.
+    """Where a block goes in a nest."""
 
-    Attributes:
-        column: decision that holds the loop index (-1 root, -2 inline); None: `index` is fixed.
-        index: the loop's index, if fixed.
-        nest: extents of the nest's loops, outermost first.
-        block: whose nest that is; empty if unknown.
-        iterators: per loop of the nest, which of the block's original loops it is a part of, 0 the outermost.
-    """
-
-    column: int | None
-    index: int
-    nest: tuple[Extent, ...]
-    block: str = ""
+    column: int | None  # decision that holds the loop index (-1 root, -2 inline); None: `index` is fixed
+    index: int  # the loop's index, if fixed
+    nest: tuple[Extent, ...]  # extents of the nest's loops, outermost first
+    block: str = ""  # whose nest that is; empty if unknown
+    # per loop of the nest, which of the block's original loops it is a part of, 0 the outermost
     iterators: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Row:
-    """One primitive.
+    """One primitive."""
 
-    Attributes:
-        kind: its name.
-        words: block name, then up to two further texts (annotation key and value, scope, thread tag).
-        loop: 1 + position of its loop in its block's `GetLoops`; 0: it has no loop.
-        scalars: up to two numbers that are not extents (annotation value, attribute; Split: its block's loops).
-        factors: extents in order (Split: its factors, outermost first; others: the loop's).
-        nest: Reorder: extents of the loops in their new order, **innermost first**.
-        location: compute-at only.
-    """
-
-    kind: str
+    kind: str  # its name
+    # block name, then up to two further texts (annotation key and value, scope, thread tag)
     words: tuple[str, ...] = ()
-    loop: int = 0
+    loop: int = 0  # 1 + position of its loop in its block's `GetLoops`; 0: it has no loop
+    # up to two numbers that are not extents (annotation value, attribute; Split: its block's loops)
     scalars: tuple[Extent, ...] = ()
-    factors: tuple[Extent, ...] = ()
-    nest: tuple[Extent, ...] = ()
-    location: Location | None = None
+    factors: tuple[Extent, ...] = ()  # extents in order (Split: its factors, outermost first; others: the loop's)
+    nest: tuple[Extent, ...] = ()  # Reorder: extents of the loops in their new order, **innermost first**
+    location: Location | None = None  # compute-at only
 
 
 @dataclass
@@ -300,29 +285,20 @@ def sketch_rows(sketch: Sketch) -> tuple[Row, ...]:
 
 @dataclass(frozen=True)
 class Loop:
-    """One loop of a block's final nest. A fused loop stands there as the loops that it was made of.
+    """One loop of a block's final nest. A fused loop stands there as the loops that it was made of."""
 
-    Attributes:
-        iterator: which of the block's original loops it is a part of, 0 the outermost.
-        depth: its place among the outputs of its `Split`, 0 the outermost; None: it was never split.
-        extent: symbolic; None: no primitive changed it, it is the workload's.
-    """
-
-    iterator: int
-    depth: int | None
-    extent: Extent | None
+    iterator: int  # which of the block's original loops it is a part of, 0 the outermost
+    depth: int | None  # its place among the outputs of its `Split`, 0 the outermost; None: it was never split
+    extent: Extent | None  # symbolic; None: no primitive changed it, it is the workload's
 
 
 @dataclass(frozen=True)
 class Nests:
-    """Where a sketch leaves the loops of its blocks.
+    """Where a sketch leaves the loops of its blocks."""
 
-    Attributes:
-        loops: block name → its loops, outermost first. Blocks whose loops no primitive asked for are not in it.
-        located: (block name, decision column) of each compute-at with a sampled location, in trace order.
-    """
-
+    # block name → its loops, outermost first. Blocks whose loops no primitive asked for are not in it
     loops: Mapping[str, tuple[Loop, ...]]
+    # (block name, decision column) of each compute-at with a sampled location, in trace order
     located: tuple[tuple[str, int], ...]
 
 

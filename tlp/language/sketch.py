@@ -45,23 +45,14 @@ class DecisionKind(StrEnum):
 
 @dataclass(frozen=True)
 class DecisionSlot:
-    """Where the decisions of one instruction lie in the decision vector.
+    """Where the decisions of one instruction lie in the decision vector."""
 
-    Attributes:
-        instruction: index into the sketch's instructions.
-        kind: the sampling primitive (`DecisionKind`); in `tlp.language.ansor` the kind of the step.
-        start: first position in the decision vector.
-        width: how many integers it takes.
-        candidates: values to choose from (SampleCategorical), else empty.
-        max_innermost_factor: limit of the innermost factor (tiles), else None.
-    """
-
-    instruction: int
-    kind: str
-    start: int
-    width: int
-    candidates: tuple[float, ...] = ()
-    max_innermost_factor: int | None = None
+    instruction: int  # index into the sketch's instructions
+    kind: str  # the sampling primitive (`DecisionKind`); in `tlp.language.ansor` the kind of the step
+    start: int  # first position in the decision vector
+    width: int  # how many integers it takes
+    candidates: tuple[float, ...] = ()  # values to choose from (SampleCategorical), else empty
+    max_innermost_factor: int | None = None  # limit of the innermost factor (tiles), else None
 
     @property
     def stop(self) -> int:

@@ -40,17 +40,11 @@ Example = tuple["nn.Module", tuple["torch.Tensor", ...]]
 
 
 class ImportedNetwork(NamedTuple):
-    """A network ready for extraction and for deploying.
+    """A network ready for extraction and for deploying."""
 
-    Attributes:
-        relax: IRModule after `PASSES`, weights embedded; apply a tuning database to it, then build it.
-        module: the torch module with BatchNorm folded, to compare outputs with; None for ONNX.
-        example_args: inputs of `main`, in order.
-    """
-
-    relax: Any
-    module: nn.Module | None
-    example_args: tuple[torch.Tensor, ...]
+    relax: Any  # IRModule after `PASSES`, weights embedded; apply a tuning database to it, then build it
+    module: nn.Module | None  # the torch module with BatchNorm folded, to compare outputs with; None for ONNX
+    example_args: tuple[torch.Tensor, ...]  # inputs of `main`, in order
 
 
 def build_network(

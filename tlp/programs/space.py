@@ -28,23 +28,16 @@ _ROUND: Final = (8, 64)
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """One program of a design space, post-processed.
+    """One program of a design space, post-processed."""
 
-    Attributes:
-        sketch: its sketch; `sketch.workload_id` names the workload.
-        program: the decisions. `program.program_id` identifies the candidate.
-        module: the scheduled TIR module as the post-processors left it.
-        args: dtype and shape of every argument, outputs included, after layout rewriting.
-        schedule: the `tvm.s_tir.Schedule`; its trace, post-processing included, is what a MetaSchedule database holds.
-        reference: the workload's own module, not scheduled.
-    """
-
-    sketch: Sketch
-    program: Program
-    module: Any
+    sketch: Sketch  # its sketch; `sketch.workload_id` names the workload
+    program: Program  # the decisions. `program.program_id` identifies the candidate
+    module: Any  # the scheduled TIR module as the post-processors left it
+    # dtype and shape of every argument, outputs included, after layout rewriting
     args: tuple[tuple[str, tuple[int, ...]], ...]
+    # the `tvm.s_tir.Schedule`; its trace, post-processing included, is what a MetaSchedule database holds
     schedule: Any = field(repr=False)
-    reference: Any = field(repr=False)
+    reference: Any = field(repr=False)  # the workload's own module, not scheduled
 
     def prepared_module(self) -> Any:
         """The module as MetaSchedule's builder compiles it: blocks that only rewrite weight layouts removed."""
