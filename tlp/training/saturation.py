@@ -76,10 +76,8 @@ def judge(store: MeasurementStore, device: str, *, seed: int = 0) -> Verdict:
     store.get_device(device)
     held = choose_holdout(store).workload_ids
     frame = (
-        store.samples(devices=[device])
+        store.programs_with_latency(devices=[device])
         .filter(~pl.col("workload_id").is_in(sorted(held)))
-        .group_by("workload_id", "program_id")
-        .agg(pl.col("sketch_id", "decisions").first(), pl.col("latency_s").median(), pl.col("seq").min())
         .sort("workload_id", "seq")
     )
     total = frame.height

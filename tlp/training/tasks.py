@@ -13,7 +13,6 @@ from enum import StrEnum
 from typing import Any
 
 import numpy as np
-import polars as pl
 
 from storage import Device, MeasurementStore
 from tlp.language.encoders import METASCHEDULE
@@ -132,9 +131,7 @@ def correlations(store: MeasurementStore, device: str, others: list[str]) -> Map
     compared = sorted(workloads, key=lambda w: bucket(w, 1 << 62, "correlation"))[:COMPARED_WORKLOADS]
     names = [device, *others]
     frame = (
-        store.samples(devices=names, workload_ids=compared)
-        .group_by("workload_id", "program_id", "device")
-        .agg(pl.col("latency_s").median())
+        store.programs_with_latency(devices=names, workload_ids=compared)
         .pivot("device", index=["workload_id", "program_id"], values="latency_s")
         .sort("workload_id", "program_id")
     )

@@ -39,7 +39,6 @@ FEATURE_CACHE_BYTES = 1 << 30
 VALIDATION = 20  # one training workload in twenty
 MIN_TO_WATCH = 400  # task diversity beats density (TenSet): with fewer workloads all are trained on
 _CHUNK = 4096
-_COLUMNS = ("device", "workload_id", "sketch_id", "program_id", "decisions", "latency_s")
 IntArray = npt.NDArray[np.integer[Any]]
 
 
@@ -168,15 +167,17 @@ def build_dataset(
     held = choose_holdout(store, holdout, language=spoken)
     sketches = {s.sketch_id: s for s in store.get_sketches() if s.language == spoken}
     wanted = pl.col("sketch_id").is_in(list(sketches)) & ~pl.col("workload_id").is_in(list(held.workload_ids))
-    samples, counts = _read_samples(store, devices, mark, wanted)
-    if samples.height == 0:
+    measured = store.programs_with_latency(devices=list(devices), watermark=mark)
+    counts = dict.fromkeys(devices, 0) | dict(measured.group_by("device").agg(pl.col("samples").sum()).iter_rows())
+    measured = measured.filter(wanted)
+    if measured.height == 0:
         raise InvalidInputError(
             f"there is nothing to train on: {', '.join(devices)} have no samples outside the held-out workloads",
             next_command=more_samples(rows[0], 500) if rows else "tlp device list",
         )
     programs = (
-        samples.group_by("workload_id", "sketch_id", "program_id")
-        .agg(pl.col("decisions").first())
+        measured.select("workload_id", "sketch_id", "program_id", "decisions")
+        .unique("program_id", keep="first")
         .sort("workload_id", "sketch_id", "program_id")
     )
     used = programs["sketch_id"].unique().sort().to_list()
@@ -187,7 +188,7 @@ def build_dataset(
     sketch_of = programs["sketch_id"].replace_strict(used, range(len(used)), return_dtype=pl.Int64).to_numpy()
     decisions = _padded(programs["decisions"])
     workload = programs["workload_id"].rle_id().to_numpy().astype(np.int64)
-    labels, fastest = _labels(_latencies(samples, programs, devices), workload)
+    labels, fastest = _labels(_latencies(measured, programs, devices), workload)
     first, labels = _merge_equal(_hash_rows(encoder, kept, sketch_of, decisions), workload, labels)
     groups = _groups(workload[first])
     names = tuple(programs["workload_id"].gather(first[groups[:, 0]]).to_list())
@@ -215,23 +216,11 @@ def build_dataset(
     )
 
 
-def _read_samples(
-    store: MeasurementStore, devices: Sequence[str], watermark: int, wanted: pl.Expr
-) -> tuple[pl.DataFrame, dict[str, int]]:
-    """The wanted samples, and how many OK samples each device has, those that are not wanted included."""
-    counts = dict.fromkeys(devices, 0)
-    parts = [store.samples(devices=list(devices), watermark=0).select(_COLUMNS)]  # its columns, if there are no others
-    for part in store.iter_samples(devices=list(devices), watermark=watermark):
-        for name, count in part.group_by("device").len().iter_rows():
-            counts[name] += count
-        parts.append(part.filter(wanted).select(_COLUMNS))
-    return pl.concat(parts), counts
-
-
-def _latencies(samples: pl.DataFrame, programs: pl.DataFrame, devices: Sequence[str]) -> npt.NDArray[np.float64]:
+def _latencies(measured: pl.DataFrame, programs: pl.DataFrame, devices: Sequence[str]) -> npt.NDArray[np.float64]:
     """`(P, H)` median seconds; NaN: not measured there."""
-    medians = samples.group_by("device", "program_id").agg(pl.col("latency_s").median())
-    medians = medians.join(programs.select("program_id").with_row_index("row"), on="program_id")
+    medians = measured.select("device", "program_id", "latency_s").join(
+        programs.select("program_id").with_row_index("row"), on="program_id"
+    )
     names = list(devices)
     column = medians["device"].replace_strict(names, range(len(names)), return_dtype=pl.Int64)
     latency_s = np.full((programs.height, len(names)), np.nan)

@@ -67,7 +67,9 @@ def training_groups(store: MeasurementStore, device: str, *, watermark: int, hel
         held_out: ids of workloads to leave out.
     """
     return _groups(
-        store, store.samples(devices=[device], watermark=watermark), ~pl.col("workload_id").is_in(sorted(held_out))
+        store,
+        store.programs_with_latency(devices=[device], watermark=watermark),
+        ~pl.col("workload_id").is_in(sorted(held_out)),
     )
 
 
@@ -75,18 +77,13 @@ def held_out_groups(store: MeasurementStore, device: str, *, watermark: int, hel
     """What an evaluation ranks: the OK programs of a device in the held-out workloads, sorted."""
     if not held_out:
         return []
-    frame = store.samples(devices=[device], watermark=watermark, workload_ids=sorted(held_out))
+    frame = store.programs_with_latency(devices=[device], watermark=watermark, workload_ids=sorted(held_out))
     return _groups(store, frame, pl.lit(True))
 
 
-def _groups(store: MeasurementStore, samples: pl.DataFrame, keep: pl.Expr) -> list[Group]:
+def _groups(store: MeasurementStore, measured: pl.DataFrame, keep: pl.Expr) -> list[Group]:
     sketches = {s.sketch_id: s for s in store.get_sketches() if s.language == LANGUAGE}
-    frame = (
-        samples.filter(pl.col("sketch_id").is_in(list(sketches)) & keep)
-        .group_by("workload_id", "program_id")
-        .agg(pl.col("sketch_id", "decisions").first(), pl.col("latency_s").median())
-        .sort("workload_id", "program_id")
-    )
+    frame = measured.filter(pl.col("sketch_id").is_in(list(sketches)) & keep)
     return [
         Group(
             str(part["workload_id"][0]),

@@ -226,13 +226,8 @@ def _measured(
     """Workload → its programs on the device with median latency, at least two, sorted by program."""
     if not workload_ids:
         return {}
-    frame = (
-        store.samples(devices=[device], watermark=watermark, workload_ids=workload_ids)
-        .filter(pl.col("sketch_id").is_in(sketch_ids) & ~pl.col("program_id").is_in(sorted(exclude)))
-        .group_by("workload_id", "program_id")
-        .agg(pl.col("sketch_id", "decisions").first(), pl.col("latency_s").median())
-        .sort("workload_id", "program_id")
-    )
+    measured = store.programs_with_latency(devices=[device], watermark=watermark, workload_ids=workload_ids)
+    frame = measured.filter(pl.col("sketch_id").is_in(sketch_ids) & ~pl.col("program_id").is_in(sorted(exclude)))
     groups = frame.partition_by("workload_id", as_dict=True, maintain_order=True)
     return {str(key[0]): group for key, group in groups.items() if group.height > 1}
 
