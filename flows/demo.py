@@ -11,12 +11,11 @@ from prefect import flow
 from flows import _prefect
 from flows.bootstrap import bootstrap
 from flows.tune import tune
-from tlp import deploy
+from tlp import deploy, exchange
 from tlp.core.fleet import Fleet
 from tlp.core.progress import say
 from tlp.core.requests import BootstrapRequest, TuneRequest
 from tlp.core.settings import get_settings
-from tlp.exchange import transfer as exchange
 from tlp.pipeline import demo as plans
 from tlp.pipeline import stages as pipeline
 

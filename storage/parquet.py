@@ -146,9 +146,7 @@ def import_parquet(store: MeasurementStore, folder: Path, *, run_id: str | None 
     except BaseException as exc:
         store.finish_run(own_run, RunState.FAILED, str(exc) or type(exc).__name__)
         raise
-    counts = ("read", "stored", "duplicates", "failed_measurements", "workloads")
-    result = {**{name: getattr(report, name) for name in counts}, "skipped": len(report.skipped)}
-    store.finish_run(own_run, RunState.DONE, f"{report.stored} of {report.read} measurements were new", result)
+    store.finish_run(own_run, RunState.DONE, f"{report.stored} of {report.read} measurements were new", report.counts())
     return report
 
 

@@ -366,6 +366,12 @@ class ImportReport:
     more_skipped: int = 0
     not_replayable: Mapping[str, int] = field(default_factory=dict)
 
+    def counts(self) -> dict[str, int]:
+        """What a run keeps of it."""
+        skipped = len(self.skipped) + self.more_skipped
+        kept = ("read", "stored", "duplicates", "failed_measurements", "workloads")
+        return {**{name: getattr(self, name) for name in kept}, "skipped": skipped}
+
 
 def field_types(row: type[Any]) -> dict[str, Any]:
     """The types of a dataclass's fields, without their `| None`."""

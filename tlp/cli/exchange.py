@@ -41,7 +41,7 @@ def import_metaschedule(
     ] = None,
 ) -> Output:
     """Import a MetaSchedule JSON database as measurements of a device."""
-    from tlp.exchange import transfer as exchange
+    from tlp import exchange
     from tlp.report import work
 
     fleet = open_all()
@@ -59,7 +59,7 @@ def import_ansor(
     ] = None,
 ) -> Output:
     """Import auto_scheduler (Ansor, TenSet) logs as measurements of a device."""
-    from tlp.exchange import transfer as exchange
+    from tlp import exchange
     from tlp.report import work
 
     fleet = open_all()
@@ -71,7 +71,7 @@ def import_parquet(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="Folder written by `tlp export parquet`.")],
 ) -> Output:
     """Import everything that `tlp export parquet` wrote; what is here already is left alone."""
-    from tlp.exchange import transfer as exchange
+    from tlp import exchange
     from tlp.report import work
 
     fleet = open_all()
@@ -96,7 +96,7 @@ def export_metaschedule(
     top: Annotated[int, typer.Option(min=1, help="Programs per subgraph, fastest first.")] = 1,
 ) -> Output:
     """Write the measured programs of a device as a MetaSchedule JSON database that stock TVM loads."""
-    from tlp.exchange import transfer as exchange
+    from tlp import exchange
     from tlp.report import tables
 
     fleet = open_all()
@@ -109,7 +109,7 @@ def export_parquet(
     device: Annotated[str | None, typer.Option(help="Only this device's measurements.")] = None,
 ) -> Output:
     """Write the store as Parquet files: a backup, and what other programs can read."""
-    from tlp.exchange import transfer as exchange
+    from tlp import exchange
     from tlp.report import tables
 
     fleet = open_all()

@@ -124,7 +124,7 @@ def _best(
     scratch: Path,
     say: Callable[[str], None],
 ) -> BestReport:
-    from tlp.exchange.metaschedule.database import export_metaschedule  # imports tvm
+    from tlp.exchange.metaschedule.exporting import export_metaschedule  # imports tvm
     from tlp.programs.networks import import_relax
 
     name = f"{network.name}-{device.name}"

@@ -21,7 +21,7 @@ from storage import (
     Workload,
     stable_id,
 )
-from tlp.exchange.metaschedule.files import RECORDS, WORKLOADS
+from tlp.exchange.metaschedule.records import RECORDS, WORKLOADS
 from tlp.programs.space import Candidate
 
 DATA = Path(__file__).parents[2] / "data" / "metaschedule"

@@ -26,9 +26,10 @@ from storage import (
     RunState,
 )
 from tests.fleets import fleet_of
+from tlp import exchange
 from tlp.core.errors import InvalidInputError, NotFoundError
 from tlp.core.settings import Settings
-from tlp.exchange import transfer as exchange
+from tlp.exchange import tally
 from tlp.exchange.ansor import importing as ansor_import
 from tlp.exchange.ansor.importing import import_ansor
 from tlp.exchange.ansor.log import make_workload
@@ -224,7 +225,7 @@ def test_a_batch_holds_only_so_many_new_sketches(
 def test_only_so_many_skipped_lines_are_named(
     store: MeasurementStore, write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ansor_import, "_MAX_SKIPPED", 3)
+    monkeypatch.setattr(tally, "MAX_SKIPPED", 3)
     report = import_ansor(store, write(record(1), *[b"x"] * 10), device="cpu")
     assert (report.read, report.stored, len(report.skipped), report.more_skipped) == (11, 1, 3, 7)
 

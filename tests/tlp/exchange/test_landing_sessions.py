@@ -18,7 +18,8 @@ from tests.contract.store import Scene, example_device
 from tests.fleets import fleet_of
 from tests.tlp import small_fleet
 from tlp.core.errors import BusyError
-from tlp.core.requests import BootstrapRequest
+from tlp.core.fleet import Fleet
+from tlp.core.requests import BootstrapRequest, MeasureRequest
 from tlp.core.settings import Settings
 from tlp.exchange import landing
 from tlp.fleet import runs
@@ -135,9 +136,9 @@ def test_the_next_start_takes_in_what_a_killed_process_left(
 
     scene = Scene(store, "cpu0", 7)
     batch = scene.batch([scene.ok("left", 0)], [0])
-    landing.Sink(store, through_landing).put(batch)
+    landing.Sink(fleet_of(through_landing, store)).put(batch)
     assert store.watermark() == 0
-    monkeypatch.setattr(_prefect, "get_settings", lambda: through_landing)
+    monkeypatch.setattr(_prefect, "open_fleet", lambda: fleet_of(through_landing, store))
     _prefect.begin()
     assert store.samples()["measurement_id"].to_list() == ["left"]
 
@@ -183,7 +184,7 @@ def test_a_landing_folder_at_fault_stops_no_flow_but_is_said(
     folder = through_landing.landing_dir
     (folder / ".lock").mkdir(parents=True)  # nobody can lock it
     (folder / "x.parquet").mkdir()
-    monkeypatch.setattr(_prefect, "get_settings", lambda: through_landing)
+    monkeypatch.setattr(_prefect, "open_fleet", lambda: fleet_of(through_landing, store))
     _prefect.begin()
     assert "batches may wait in" in capsys.readouterr().err
     monkeypatch.setenv("TLP_HOME", str(through_landing.home))
@@ -205,10 +206,10 @@ def test_bootstrap_says_what_waits_and_measures_nothing_twice(
     quota = store.get_device("cpu0").min_samples
     calls: list[int] = []
 
-    def measured(store: DuckDBStore, settings: Settings, device: str, *, samples: int, **_: Any) -> dict[str, Any]:
-        calls.append(samples)
-        report = measure(fleet_of(settings, store), FakeRunner(), samples)
-        have = store.device_counts()[device].samples_ok
+    def measured(fleet: Fleet, request: MeasureRequest, **_: Any) -> dict[str, Any]:
+        calls.append(request.samples)
+        report = measure(store, fleet.settings, FakeRunner(), request.samples)
+        have = store.device_counts()[request.device].samples_ok
         return {"ok": report.ok, "failed": 0, "seconds": 0.0, "reason": report.reason, "samples_ok": have}
 
     monkeypatch.setattr(pipeline, "measure", measured)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.tlp.exchange.metaschedule_helpers import new_store
 from tlp.core.errors import InvalidInputError
-from tlp.exchange.metaschedule.database import import_networks
+from tlp.exchange.metaschedule.importing import import_networks
 from tlp.programs.space import DesignSpace
 
 Spaces = Callable[[str], DesignSpace]

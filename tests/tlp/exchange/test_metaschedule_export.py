@@ -11,8 +11,9 @@ import pytest
 from storage import DuckDBStore
 from tests.tlp.exchange.metaschedule_helpers import REAL, TARGET, add_device, measured, new_store
 from tlp.core.errors import InvalidInputError
-from tlp.exchange.metaschedule.database import export_metaschedule, import_metaschedule
-from tlp.exchange.metaschedule.files import RECORDS, WORKLOADS
+from tlp.exchange.metaschedule.exporting import export_metaschedule
+from tlp.exchange.metaschedule.importing import import_metaschedule
+from tlp.exchange.metaschedule.records import RECORDS, WORKLOADS
 from tlp.programs.space import DesignSpace
 
 Spaces = Callable[[str], DesignSpace]

@@ -16,12 +16,14 @@ import pytest
 from storage import DuckDBStore, RunKind, RunState
 from tests.fleets import fleet_of
 from tests.tlp.exchange.metaschedule_helpers import DATA, REAL, add_device, changed, measured, new_store, write
+from tlp import exchange
 from tlp.core.errors import InvalidInputError, NotFoundError
 from tlp.core.settings import Settings
-from tlp.exchange import transfer as exchange
+from tlp.exchange import tally
 from tlp.exchange.metaschedule import importing as metaschedule_import
-from tlp.exchange.metaschedule.database import export_metaschedule, import_metaschedule
-from tlp.exchange.metaschedule.files import RECORDS, WORKLOADS, read_modules
+from tlp.exchange.metaschedule.exporting import export_metaschedule
+from tlp.exchange.metaschedule.importing import import_metaschedule
+from tlp.exchange.metaschedule.records import RECORDS, WORKLOADS, read_modules
 from tlp.language.sketch import parse_sketch
 from tlp.programs.space import DesignSpace
 
@@ -201,7 +203,8 @@ def test_modules_of_other_releases_are_not_given_to_tvm(release: str) -> None:
         "import sys; from pathlib import Path\n"
         "from tests.tlp.exchange.metaschedule_helpers import new_store\n"
         "from tlp.core.errors import InvalidInputError\n"
-        "from tlp.exchange.metaschedule.database import export_metaschedule, import_metaschedule\n"
+        "from tlp.exchange.metaschedule.exporting import export_metaschedule\n"
+        "from tlp.exchange.metaschedule.importing import import_metaschedule\n"
         "store = new_store(); report = import_metaschedule(store, Path(sys.argv[1]), 'cpu')\n"
         "try: export_metaschedule(store, Path(sys.argv[2]), 'cpu')\n"
         "except InvalidInputError as exc: refused = exc.message\n"
@@ -369,7 +372,7 @@ def test_gzip_is_recognised_by_its_bytes(tmp_path: Path, real: list[Any]) -> Non
 
 
 def test_only_so_many_skipped_lines_are_named(tmp_path: Path, real: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metaschedule_import, "MAX_SKIPPED", 3)
+    monkeypatch.setattr(tally, "MAX_SKIPPED", 3)
     report = import_metaschedule(new_store(), write(tmp_path / "db", [real[0], *["x"] * 10]), "cpu")
     assert (report.read, report.stored, len(report.skipped), report.more_skipped) == (11, 1, 3, 7)
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
 import orjson
+import polars as pl
+import pyarrow as pa
 
 from storage import (
     Device,
@@ -19,13 +23,12 @@ from storage import (
     MeasurementStore,
     RunKind,
     Sketch,
-    SkippedLine,
     Workload,
 )
 from tlp.core.errors import InvalidInputError
-from tlp.exchange.ansor.batch import AnsorBatch, KnownSketch
 from tlp.exchange.ansor.files import Line, Source, open_source
 from tlp.exchange.ansor.log import Record, make_workload, parse_record, parse_target, target_conflict
+from tlp.exchange.tally import Tally
 from tlp.fleet.runs import open_run
 from tlp.language.ansor import LANGUAGE, parse_sketch_text
 
@@ -33,7 +36,6 @@ from tlp.language.ansor import LANGUAGE, parse_sketch_text
 BATCH_ROWS = 40_000
 _MAX_SKETCHES = 20_000  # remembered, 0.4 KB each; a forgotten one is added again, which changes nothing
 _MAX_NEW_SKETCHES = 10_000  # per transaction
-_MAX_SKIPPED = 1000  # skipped lines that are named one by one
 
 
 def import_ansor(
@@ -86,17 +88,77 @@ def import_opened(
                 importer.read(file, lines)
             importer.flush()
             importer.settle()
-        report = importer.report()
-        run.result = {
-            "read": report.read,
-            "stored": report.stored,
-            "duplicates": report.duplicates,
-            "failed_measurements": report.failed_measurements,
-            "skipped": report.read - report.stored - report.duplicates,
-            "workloads": report.workloads,
-            "targets": importer.targets(),
-        }
+        report = importer.tally.report()
+        run.result = {**report.counts(), "targets": importer.targets()}
     return report
+
+
+class _KnownSketch(NamedTuple):
+    """A sketch that the store has or gets, without its text."""
+
+    sketch_id: str
+    workload_id: str
+    width: int
+
+
+class _Batch:
+    """Measurements of one batch with their programs, column by column, so that no row is converted by itself."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, None] = {}  # measurement ids in order
+        self._programs: dict[str, tuple[str, str]] = {}  # program id → sketch id, workload id
+        self._decisions = array("i")
+        self._decision_offsets = array("i", [0])
+        self._program_ids: list[str] = []
+        self._states: list[str] = []
+        self._errors: list[str | None] = []
+        self._seconds = array("d")
+        self._second_offsets = array("i", [0])
+        self._microseconds = array("q")
+
+    def add(self, measurement_id: str, program_id: str, sketch: _KnownSketch, record: Record) -> None:
+        """Append one measurement, and its program if the batch has it not yet."""
+        self.seen[measurement_id] = None
+        if program_id not in self._programs:
+            self._programs[program_id] = (sketch.sketch_id, sketch.workload_id)
+            self._decisions.extend(record.decisions)
+            self._decision_offsets.append(len(self._decisions))
+        self._program_ids.append(program_id)
+        self._states.append(record.state.value)
+        self._errors.append(record.error)
+        self._seconds.extend(record.run_secs)
+        self._second_offsets.append(len(self._seconds))
+        self._microseconds.append(int(record.unix_s * 1e6))
+
+    def programs(self) -> pl.DataFrame:
+        """Frame for `MeasurementStore.add_measurement_frames`."""
+        return pl.DataFrame(
+            {
+                "program_id": list(self._programs),
+                "sketch_id": [sketch for sketch, _ in self._programs.values()],
+                "workload_id": [workload for _, workload in self._programs.values()],
+                "decisions": _lists(self._decisions, self._decision_offsets),
+            }
+        )
+
+    def measurements(self, device: str, run_id: str) -> pl.DataFrame:
+        """Frame for `MeasurementStore.add_measurement_frames`."""
+        return pl.DataFrame(
+            {
+                "measurement_id": list(self.seen),
+                "program_id": self._program_ids,
+                "at": pl.Series(np.asarray(self._microseconds)).cast(pl.Datetime("us", "UTC")),
+                "state": self._states,
+                "run_secs": _lists(self._seconds, self._second_offsets),
+                "error": pl.Series(self._errors, dtype=pl.String),
+            }
+        ).with_columns(latency_s=pl.col("run_secs").list.median(), device=pl.lit(device), run_id=pl.lit(run_id))
+
+
+def _lists(values: array[Any], offsets: array[int]) -> pl.Series:
+    """A list column from its values and where each list begins."""
+    column = pa.ListArray.from_arrays(pa.array(np.asarray(offsets)), pa.array(np.asarray(values)))
+    return pl.Series(pl.from_arrow(column))
 
 
 class _Importer:
@@ -111,53 +173,41 @@ class _Importer:
         writer: ThreadPoolExecutor,
         on_progress: Callable[[int], None] | None,
     ) -> None:
-        self._store = store
-        self._device = device
-        self._run_id = run_id
-        self._batch_rows = batch_rows
-        self._on_progress = on_progress
+        self._store, self._device, self._run_id, self._batch_rows = store, device, run_id, batch_rows
+        self._writer, self._on_progress = writer, on_progress
+        self.tally = Tally()
         self._salt = b"ansor\0" + device.name.encode() + b"\0"
         self._conflicts: dict[str, str | None] = {}  # by target
         self._workload = lru_cache(maxsize=4096)(make_workload)
-        self._sketches: dict[bytes, KnownSketch] = {}  # by digest of workload key and text, which may be 10 KB
+        self._sketches: dict[bytes, _KnownSketch] = {}  # by digest of workload key and text, which may be 10 KB
         self._seen_workloads: set[str] = set()  # thousands in the largest public data set
         self._targets: Counter[str] = Counter()
         self._new_workloads: list[Workload] = []
         self._new_sketches: list[Sketch] = []
-        self._batch = AnsorBatch()
-        self._writer = writer
+        self._batch = _Batch()
         self._pending: Future[tuple[int, int, int]] | None = None
-        self._read = self._stored = self._duplicates = self._failed = self._new = self._more_skipped = 0
-        self._skipped: list[SkippedLine] = []
 
     def read(self, file: str, lines: Iterator[Line]) -> None:
         """Take in one log."""
         number = 0
         try:
             for number, line in lines:
-                self._read += 1
+                self.tally.read += 1
                 try:
                     self._add(parse_record(line), line)
                 except InvalidInputError as exc:
-                    self.skip(file, number, exc.message)
+                    self.tally.skip(number, exc.message, file)
                 # A log in which nearly every program has a sketch of its own must not fill memory with them either.
-                if self._read % self._batch_rows == 0 or len(self._new_sketches) >= _MAX_NEW_SKETCHES:
+                if self.tally.read % self._batch_rows == 0 or len(self._new_sketches) >= _MAX_NEW_SKETCHES:
                     self.flush()
         except InvalidInputError as exc:  # reading stopped
-            self.skip(file, number + 1, exc.message)
-            self._read += 1
+            self.tally.skip(number + 1, exc.message, file)
+            self.tally.read += 1
 
     def leave_out(self, file: str, reason: str) -> None:
         """Report a whole file that is left out, as its first line."""
-        self.skip(file, 1, reason)
-        self._read += 1
-
-    def skip(self, file: str, number: int, reason: str) -> None:
-        """Report a line that is left out."""
-        if len(self._skipped) < _MAX_SKIPPED:
-            self._skipped.append(SkippedLine(number, reason, file))
-        else:
-            self._more_skipped += 1
+        self.tally.skip(1, reason, file)
+        self.tally.read += 1
 
     def _add(self, record: Record, line: bytes) -> None:
         if record.target not in self._conflicts:
@@ -169,18 +219,18 @@ class _Importer:
         sketch = self._sketches.get(known) or self._learn(known, record)
         if sketch.width != len(record.decisions):
             raise InvalidInputError(_width_problem(sketch.width, len(record.decisions)))
-        self._failed += record.state is not MeasurementState.OK
+        self.tally.failed += record.state is not MeasurementState.OK
         self._targets[record.target] += 1
         measurement_id = hashlib.sha256(self._salt + line).hexdigest()[:32]
         if measurement_id in self._batch.seen:
-            self._duplicates += 1
+            self.tally.duplicates += 1
             return
         # As Program.make does, without making its text number by number.
         values = orjson.dumps(record.decisions)[1:-1]
         program_id = hashlib.sha256(b"program\0%b\0%b\0" % (sketch.sketch_id.encode(), values)).hexdigest()[:32]
         self._batch.add(measurement_id, program_id, sketch, record)
 
-    def _learn(self, known: bytes, record: Record) -> KnownSketch:
+    def _learn(self, known: bytes, record: Record) -> _KnownSketch:
         """Check a sketch that is seen for the first time; it and its workload go into the batch if they are new."""
         width = len(record.decisions)
         slots = parse_sketch_text(record.sketch_text)[1]
@@ -193,7 +243,7 @@ class _Importer:
             self._new_workloads.append(workload)
         sketch = Sketch.make(workload.workload_id, LANGUAGE, record.sketch_text.decode(), width)
         self._new_sketches.append(sketch)
-        self._sketches[known] = KnownSketch(sketch.sketch_id, workload.workload_id, width)
+        self._sketches[known] = _KnownSketch(sketch.sketch_id, workload.workload_id, width)
         return self._sketches[known]
 
     def flush(self) -> None:
@@ -202,7 +252,7 @@ class _Importer:
         self._pending = self._writer.submit(self._write, self._batch, self._new_workloads, self._new_sketches)
         if len(self._sketches) > _MAX_SKETCHES:
             self._sketches.clear()
-        self._new_workloads, self._new_sketches, self._batch = [], [], AnsorBatch()
+        self._new_workloads, self._new_sketches, self._batch = [], [], _Batch()
 
     def settle(self) -> None:
         """Wait for the batch that is being written. Raises what the store raised."""
@@ -210,13 +260,14 @@ class _Importer:
             return
         rows, new, workloads = self._pending.result()
         self._pending = None
-        self._stored += new
-        self._duplicates += rows - new
-        self._new += workloads
+        self.tally.stored += new
+        self.tally.duplicates += rows - new
+        self.tally.workloads += workloads
         if self._on_progress is not None:
-            self._on_progress(self._stored + self._duplicates + len(self._skipped) + self._more_skipped)
+            done = self.tally.stored + self.tally.duplicates + len(self.tally.skipped) + self.tally.more_skipped
+            self._on_progress(done)
 
-    def _write(self, batch: AnsorBatch, workloads: list[Workload], sketches: list[Sketch]) -> tuple[int, int, int]:
+    def _write(self, batch: _Batch, workloads: list[Workload], sketches: list[Sketch]) -> tuple[int, int, int]:
         """Rows of the batch, of these new, and new workloads."""
         added = self._store.add_workloads(workloads) if workloads else 0
         if not batch.seen:
@@ -225,18 +276,6 @@ class _Importer:
             batch.programs(), batch.measurements(self._device.name, self._run_id), sketches=sketches
         )
         return len(batch.seen), new, added
-
-    def report(self) -> ImportReport:
-        """What was done so far."""
-        return ImportReport(
-            read=self._read,
-            stored=self._stored,
-            duplicates=self._duplicates,
-            failed_measurements=self._failed,
-            skipped=tuple(self._skipped),
-            workloads=self._new,
-            more_skipped=self._more_skipped,
-        )
 
     def targets(self) -> list[dict[str, Any]]:
         """The targets of the records and how many records each has."""

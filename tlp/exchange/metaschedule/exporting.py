@@ -10,12 +10,14 @@ from typing import Any
 
 import polars as pl
 
-from storage import MeasurementState, MeasurementStore
+from storage import Device, MeasurementState, MeasurementStore, Workload
 from tlp.core.errors import InvalidInputError
-from tlp.exchange.metaschedule.files import RECORDS, WORKLOADS
+from tlp.exchange.metaschedule.records import RECORDS, WORKLOADS
 from tlp.fleet.counts import more_samples
 from tlp.programs.space import DesignSpace
 from tlp.programs.tvm import map_tvm_errors
+
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -78,39 +80,14 @@ def export_metaschedule(
             f"nothing to export: no program of these {len(ids)} subgraphs ran on {device}",
             next_command=more_samples(row, 100),
         )
-    sketches = {s.sketch_id: s for s in store.get_sketches(sorted({r["sketch_id"] for r in best}))}
-    repeats = _repeats(store, device, [r["program_id"] for r in best])
-    rows: dict[str, list[dict[str, Any]]] = {}
-    for record in best:
-        rows.setdefault(record["workload_id"], []).append(record)
-    skipped: list[str] = []
-    written = records = 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".export-") as scratch:
-            database = _new_database(Path(scratch))
-            for workload in workloads:
-                if workload.workload_id not in rows:
-                    continue
-                try:
-                    space = DesignSpace(workload, row.target)
-                except InvalidInputError as exc:
-                    skipped.append(exc.message)
-                    continue
-                added = 0
-                for record in rows[workload.workload_id]:
-                    candidate = space.build(sketches[record["sketch_id"]], record["decisions"])
-                    if candidate is None or candidate.program.program_id != record["program_id"]:
-                        skipped.append(f"program {record['program_id']} of {workload.name} is not valid on this device")
-                        continue
-                    for run_secs in repeats[record["program_id"]]:
-                        _commit(database, space, candidate.schedule, run_secs)
-                        added += 1
-                records += added
-                written += added > 0
-            if not records:
+            report = _write(store, row, workloads, best, Path(scratch))
+            if not report.records:
+                first = report.skipped[0]
                 raise InvalidInputError(
-                    f"nothing to export: none of {len(best)} program(s) can be built, the first because {skipped[0]}",
+                    f"nothing to export: none of {len(best)} program(s) can be built, the first because {first}",
                     next_command=more_samples(row, 100),
                 )
             # Records without their workloads would be read as others': they go first and come last.
@@ -119,6 +96,39 @@ def export_metaschedule(
                 (Path(scratch) / name).replace(folder / name)
     except OSError as exc:
         raise InvalidInputError(f"{folder} cannot be written: {exc.strerror or exc}") from exc
+    return report
+
+
+def _write(
+    store: MeasurementStore, device: Device, workloads: Sequence[Workload], best: Sequence[Row], folder: Path
+) -> ExportReport:
+    """Write the records of those programs; workloads without one are left out."""
+    sketches = {s.sketch_id: s for s in store.get_sketches(sorted({r["sketch_id"] for r in best}))}
+    repeats = _repeats(store, device.name, [r["program_id"] for r in best])
+    rows: dict[str, list[Row]] = {}
+    for record in best:
+        rows.setdefault(record["workload_id"], []).append(record)
+    database = _new_database(folder)
+    skipped: list[str] = []
+    written = records = 0
+    for workload in workloads:
+        if workload.workload_id not in rows:
+            continue
+        try:
+            space = DesignSpace(workload, device.target)
+        except InvalidInputError as exc:
+            skipped.append(exc.message)
+            continue
+        before = records
+        for record in rows[workload.workload_id]:
+            candidate = space.build(sketches[record["sketch_id"]], record["decisions"])
+            if candidate is None or candidate.program.program_id != record["program_id"]:
+                skipped.append(f"program {record['program_id']} of {workload.name} is not valid on this device")
+                continue
+            for run_secs in repeats[record["program_id"]]:
+                _commit(database, space, candidate.schedule, run_secs)
+                records += 1
+        written += records > before
     return ExportReport(written, records, tuple(skipped))
 
 
@@ -126,12 +136,12 @@ def _repeats(store: MeasurementStore, device: str, program_ids: Sequence[str]) -
     """The repeats of each OK measurement of those programs, seconds, oldest measurement first, equal ones once."""
     wanted = pl.DataFrame({"program_id": program_ids}, schema={"program_id": pl.String})
     rows = store.measurements(device=device, states=[MeasurementState.OK]).select("program_id", "run_secs")
-    found: dict[str, list[list[float]]] = {}
+    repeats: dict[str, list[list[float]]] = {}
     for program_id, run_secs in rows.join(wanted, on="program_id", how="semi", maintain_order="left").iter_rows():
-        of_program = found.setdefault(program_id, [])
+        of_program = repeats.setdefault(program_id, [])
         if run_secs not in of_program:
             of_program.append(run_secs)
-    return found
+    return repeats
 
 
 def _new_database(folder: Path) -> Any:

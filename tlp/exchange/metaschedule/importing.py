@@ -1,8 +1,8 @@
-"""MetaSchedule's JSON databases into the store: files in `metaschedule_files`, lines in `metaschedule_records`."""
+"""MetaSchedule's JSON databases into the store, and the networks that a data set of them belongs to."""
 
 from __future__ import annotations
 
-from collections import Counter
+import json
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,23 +16,33 @@ from storage import (
     MeasurementBatch,
     MeasurementState,
     MeasurementStore,
+    Network,
+    NetworkTask,
     Program,
     RunKind,
     Sketch,
-    SkippedLine,
     Workload,
     canonical_json,
 )
-from tlp.core.errors import InvalidInputError
-from tlp.exchange.metaschedule.files import StoredModule, numbered_lines, read_modules, require_database
+from tlp.core.errors import AlreadyExistsError, InvalidInputError
 from tlp.exchange.metaschedule.modules import FoundWorkload, make_workload, sketch_problem
-from tlp.exchange.metaschedule.records import Record, check_sketch, measurement_id, parse_record, to_program
+from tlp.exchange.metaschedule.records import (
+    Record,
+    StoredModule,
+    check_sketch,
+    measurement_id,
+    numbered_lines,
+    parse_record,
+    read_modules,
+    require_database,
+    to_program,
+)
+from tlp.exchange.tally import Tally
 from tlp.fleet.runs import open_run
 from tlp.language.sketch import LANGUAGE
 from tlp.programs.targets import family_of
 
 BATCH_ROWS: Final = 1000  # records per transaction
-MAX_SKIPPED: Final = 1000  # skipped lines that are named one by one
 
 
 def import_metaschedule(
@@ -71,21 +81,55 @@ def import_metaschedule(
             if importer.pending >= BATCH_ROWS:
                 importer.flush()
                 if on_progress:
-                    on_progress(importer.lines)
+                    on_progress(importer.tally.read)
         importer.flush()
         if on_progress:
-            on_progress(importer.lines)
-        report = importer.report()
-        run.result = {
-            "read": report.read,
-            "stored": report.stored,
-            "duplicates": report.duplicates,
-            "failed_measurements": report.failed_measurements,
-            "skipped": len(report.skipped) + report.more_skipped,
-            "workloads": report.workloads,
-            "not_replayable": dict(report.not_replayable),
-        }
+            on_progress(importer.tally.read)
+        report = importer.tally.report()
+        run.result = {**report.counts(), "not_replayable": dict(report.not_replayable)}
     return report
+
+
+def import_networks(store: MeasurementStore, file: Path, *, source: str) -> list[Network]:
+    """Add the networks whose workloads were imported before.
+
+    Args:
+        store: holds the workloads.
+        file: one JSON object per line with `network`, `task`, `weight`, `held_out` and `structural_hash`.
+        source: of the networks, e.g. `dataset:starter`.
+
+    Returns:
+        The networks of the file, as far as their workloads are in the store; those that were there are left alone.
+
+    Raises:
+        InvalidInputError: the file is not of that form.
+    """
+    known = {workload.structural_hash: workload for workload in store.get_workloads()}
+    tasks: dict[str, dict[str, NetworkTask]] = {}
+    held_out: dict[str, bool] = {}
+    for number, line in numbered_lines(file):
+        try:
+            row = json.loads(line)
+            name, workload = str(row["network"]), known.get(str(row["structural_hash"]))
+            held_out[name] = bool(row["held_out"])
+            if workload is not None:
+                of_network = tasks.setdefault(name, {})
+                # Two tasks of a file may be one subgraph: one task with both weights.
+                first = of_network.get(workload.workload_id)
+                of_network[workload.workload_id] = NetworkTask(
+                    workload.workload_id,
+                    first.task if first else str(row["task"]),
+                    int(row["weight"]) + (first.weight if first else 0),
+                )
+        except (ValueError, KeyError, TypeError) as exc:
+            raise InvalidInputError(f"{file}, line {number} is not a task of a network: {exc!r}") from exc
+    networks = [Network(n, held_out[n], source, datetime.now(UTC), tuple(t.values())) for n, t in tasks.items()]
+    for network in networks:
+        try:
+            store.add_network(network, [])
+        except AlreadyExistsError:
+            continue
+    return networks
 
 
 class _Importer:
@@ -103,9 +147,7 @@ class _Importer:
         self._sketches: dict[str, Sketch] = {}
         self._programs: dict[str, Program] = {}
         self._measurements: dict[str, Measurement] = {}
-        self._skipped: list[SkippedLine] = []
-        self._not_replayable: Counter[str] = Counter()
-        self.lines = self._stored = self._duplicates = self._failed = self._new = self._more_skipped = 0
+        self.tally = Tally()
 
     @property
     def pending(self) -> int:
@@ -114,14 +156,11 @@ class _Importer:
 
     def read(self, number: int, line: bytes) -> None:
         """Take in one line of the record file."""
-        self.lines += 1
+        self.tally.read += 1
         try:
             self._add(parse_record(line))
         except InvalidInputError as exc:
-            if len(self._skipped) < MAX_SKIPPED:
-                self._skipped.append(SkippedLine(number, exc.message))
-            else:
-                self._more_skipped += 1
+            self.tally.skip(number, exc.message)
 
     def _add(self, record: Record) -> None:
         conflict = self._conflict(record.target)
@@ -138,12 +177,12 @@ class _Importer:
             self._new_workloads.append(found.workload)
         problem = self._problems[sketch.sketch_id]
         if problem is not None:
-            self._not_replayable[problem] += 1
+            self.tally.not_replayable[problem] += 1
         failed = not record.seconds
-        self._failed += failed
+        self.tally.failed += failed
         key = measurement_id(self._device.name, program.program_id, record.seconds)
         if key in self._there or key in self._measurements:
-            self._duplicates += 1
+            self.tally.duplicates += 1
             return
         self._sketches.setdefault(sketch.sketch_id, sketch)
         self._programs.setdefault(program.program_id, program)
@@ -182,7 +221,7 @@ class _Importer:
     def flush(self) -> None:
         """Hand what was collected to the store."""
         if self._new_workloads:
-            self._new += self._store.add_workloads(self._new_workloads)
+            self.tally.workloads += self._store.add_workloads(self._new_workloads)
             self._new_workloads = []
         if not self._measurements:
             return
@@ -190,23 +229,10 @@ class _Importer:
             list(self._sketches.values()), list(self._programs.values()), list(self._measurements.values())
         )
         new = self._store.add_measurements(batch)
-        self._stored += new
-        self._duplicates += len(self._measurements) - new
+        self.tally.stored += new
+        self.tally.duplicates += len(self._measurements) - new
         self._there.update(self._measurements)
         self._sketches, self._programs, self._measurements = {}, {}, {}
-
-    def report(self) -> ImportReport:
-        """What was done so far."""
-        return ImportReport(
-            read=self.lines,
-            stored=self._stored,
-            duplicates=self._duplicates,
-            failed_measurements=self._failed,
-            skipped=tuple(self._skipped),
-            workloads=self._new,
-            more_skipped=self._more_skipped,
-            not_replayable=dict(self._not_replayable.most_common()),
-        )
 
 
 def _stored_ids(store: MeasurementStore, device: str) -> set[str]:

@@ -14,8 +14,7 @@ import orjson
 
 from storage import Sketch, Workload, canonical_json
 from tlp.core.errors import InvalidInputError
-from tlp.exchange.metaschedule.files import StoredModule
-from tlp.exchange.metaschedule.records import Record, arg_shapes, block_names
+from tlp.exchange.metaschedule.records import Record, StoredModule, arg_shapes, block_names
 from tlp.language.sketch import parse_sketch
 
 _NAME_CHARS: Final = 80

@@ -1,6 +1,8 @@
-"""Reading the tuning records of MetaSchedule databases, written by TVM 0.9 to 0.27, line by line. Needs no TVM.
+"""Reading MetaSchedule databases, written by TVM 0.9 to 0.27, line by line. Needs no TVM.
 
-One line is one measured program:
+A database is a folder with `database_workload.json` (one `[structural hash, base64 of the module]` per line) and
+`database_tuning_record.json`, each of them gzipped or not (`tvm/src/s_tir/meta_schedule/database/json_database.cc`). A
+line of the second is one measured program:
 
     [workload line, [[[[primitive, inputs, attributes, outputs], …], [[instruction index, decision], …]],
                      [seconds, …], target, [["TENSOR", dtype, shape], …]]]
@@ -11,16 +13,28 @@ never a latency.
 
 from __future__ import annotations
 
+import base64
+import binascii
+import gzip
 import math
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import orjson
 
 from storage import Program, Sketch, stable_id
 from tlp.core.errors import InvalidInputError
+from tlp.exchange.ansor.files import open_log
 from tlp.language.rows import sketch_nests
 from tlp.language.sketch import LANGUAGE, DecisionKind, DecisionSlot, from_trace, parse_sketch, split_trace
+
+WORKLOADS: Final = "database_workload.json"
+RECORDS: Final = "database_tuning_record.json"
+
+_HELP: Final = "tlp import metaschedule --help"
+_LENGTH_BYTES: Final = 8  # tvm's Base64 stream: the length of the text, then the text
 
 # MetaSchedule writes 1e10 s for a program that failed to build or run; nothing runs for 30 years.
 FAILED_SECS: Final = 1e9
@@ -156,3 +170,75 @@ def measurement_id(device: str, program_id: str, seconds: Sequence[float]) -> st
         seconds: every repeat; none if it failed.
     """
     return stable_id(LANGUAGE, device, program_id, ",".join(map(repr, seconds)) or "failed")
+
+
+# -- files ------------------------------------------------------------------------------------------------------
+class StoredModule(NamedTuple):
+    """One line of the workload file: the structural hash as written, and the module's JSON text."""
+
+    digest: str
+    text: str
+
+
+def require_database(path: Path) -> Path:
+    """The record file of a database.
+
+    Args:
+        path: the database's folder, or its record file.
+
+    Raises:
+        InvalidInputError: there is none.
+    """
+    folder = path if path.is_dir() else path.parent
+    records = _find(folder, RECORDS)
+    if records is None:
+        raise InvalidInputError(f"{folder} holds no MetaSchedule database: there is no {RECORDS}", next_command=_HELP)
+    return records
+
+
+def read_modules(folder: Path) -> list[StoredModule | None]:
+    """The modules of a database by line, from 0; None where a line is damaged. Empty if the file is missing.
+
+    Raises:
+        InvalidInputError: the file cannot be read.
+    """
+    path = _find(folder, WORKLOADS)
+    found: list[StoredModule | None] = []
+    for number, line in numbered_lines(path) if path is not None else ():
+        # Records count lines, so a blank or damaged one keeps its place.
+        found += [None] * (number - 1 - len(found))
+        found.append(_module(line))
+    return found
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Lines that are not blank, with their numbers from 1; a cut gzip file ends with an empty line.
+
+    Raises:
+        InvalidInputError: the file cannot be read.
+    """
+    number = 0
+    try:
+        with open_log(path) as stream:
+            for number, line in enumerate(stream, 1):
+                if line.strip():
+                    yield number, line
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        yield number + 1, b""
+    except OSError as exc:
+        raise InvalidInputError(f"{path} cannot be read: {exc.strerror or exc}", next_command=_HELP) from exc
+
+
+def _find(folder: Path, name: str) -> Path | None:
+    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+
+
+def _module(line: bytes) -> StoredModule | None:
+    try:
+        digest, encoded = orjson.loads(line)
+        raw = base64.b64decode(encoded, validate=True)
+        text = raw[_LENGTH_BYTES:].decode()
+    except (ValueError, TypeError, binascii.Error):
+        return None
+    whole = int.from_bytes(raw[:_LENGTH_BYTES], "little") == len(raw) - _LENGTH_BYTES
+    return StoredModule(str(digest), text) if whole and text.startswith("{") else None
