@@ -79,7 +79,7 @@ def test_the_life_of_a_model_beside_another(fleet: MeasurementStore, quick: Sett
     assert Checkpoint.load(registry.resolve(FAMILY).checkpoint_dir).heads == loaded.heads
     page = registry.show(KEY, 1)
     assert page.metrics["top1"] == pytest.approx(done["evaluation"][small_fleet.DEVICE]["felix"]["top1"])
-    looked = status.collect(quick, fleet)
+    looked = status.collect(fleet_of(quick, fleet))
     assert {m["name"]: m["champion_version"] for m in looked["models"]} == {MODEL: "1", "mtl-tlp-x86_64": "1"}
 
     again = train(fleet, quick.model_copy(update={"seed": 1}), model="felix")
