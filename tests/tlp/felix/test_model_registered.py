@@ -100,9 +100,9 @@ def test_one_model_s_trainings_do_not_make_the_other_wait(fleet: MeasurementStor
         patch.setattr("tlp.training.judge.gate._problem", lambda *_: "is no good")
         assert train(fleet, quick, model="felix")["promoted"] is False
     device = small_fleet.DEVICE
-    assert not training.decide(fleet, quick, device, None, kind="felix").train
-    assert "did not pass the gate" in training.decide(fleet, quick, device, None, kind="felix").reason
-    assert training.decide(fleet, quick, device, None).train
+    assert not training.decide(fleet_of(quick, fleet), device, None, kind="felix").train
+    assert "did not pass the gate" in training.decide(fleet_of(quick, fleet), device, None, kind="felix").reason
+    assert training.decide(fleet_of(quick, fleet), device, None).train
 
 
 def test_what_a_kill_leaves_is_gone_on_with(
@@ -118,17 +118,17 @@ def test_what_a_kill_leaves_is_gone_on_with(
             train(fleet, quick, model="felix")
     (waiting,) = kept.find(quick)
     assert waiting.facts.key == KEY
-    (done,) = training.submit_kept(fleet, quick, Registry(quick, fleet))
+    (done,) = training.submit_kept(fleet_of(quick, fleet))
     assert (done.model, done.version, done.promoted) == (MODEL, 1, True)
     assert kept.find(quick) == []
 
 
 def test_it_is_evaluated_beside_mtl_tlp(fleet: MeasurementStore, quick: Settings, lenient: None) -> None:
     train(fleet, quick)
-    without = evaluate_version(fleet, quick, baselines=["felix"])
+    without = evaluate_version(fleet_of(quick, fleet), baselines=["felix"])
     assert any("tlp train --model felix" in note for note in without["notes"])
     train(fleet, quick, model="felix")
-    report = evaluate_version(fleet, quick, baselines=["felix", "xgb"])
+    report = evaluate_version(fleet_of(quick, fleet), baselines=["felix", "xgb"])
     assert set(report["devices"][small_fleet.DEVICE]) == {"random", "mtl-tlp", "felix", "xgb"}
     assert report["models"] == {"mtl-tlp-x86_64": "1", MODEL: "1"}
 
