@@ -81,7 +81,7 @@ def test_a_roll_back_in_the_page_is_obeyed(
     run = store.start_run(RunKind.MEASURE, device=DEVICE, params={}, owner={})
     session.measure_device(
         Fleet(served, store, Registry(served, store)),
-        DEVICE,
+        store.get_device(DEVICE),
         samples=16,
         run_id=run,
         sampler=random_programs(TARGET, 0),

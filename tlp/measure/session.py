@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from storage import DeviceState, MeasurementState, MeasurementStore, Workload
+from storage import Device, DeviceState, MeasurementState, MeasurementStore, ReasonCode, Workload
 from tlp.core.errors import AllFailedError, DeviceLostError, InvalidInputError, NotFoundError
 from tlp.core.fleet import Fleet
 from tlp.exchange import landing
@@ -45,7 +45,7 @@ class MeasureReport:
         states: programs by `MeasurementState`.
         flagged: OK samples added while the canary was off; not in `ok`.
         seconds: wall time.
-        reason: "done", or why there are fewer OK samples than asked for.
+        reason, code: "done", or why there are fewer OK samples than asked for.
     """
 
     device: str
@@ -56,12 +56,13 @@ class MeasureReport:
     states: Mapping[str, int]
     seconds: float
     reason: str
+    code: ReasonCode
     flagged: int = 0
 
 
 def measure_device(
     fleet: Fleet,
-    device: str,
+    device: Device,
     *,
     samples: int,
     run_id: str,
@@ -70,13 +71,13 @@ def measure_device(
     on_progress: Progress | None = None,
     workload_ids: Sequence[str] | None = None,
 ) -> MeasureReport:
-    """Measure programs that were never measured on `device` until `samples` more are OK and not flagged.
+    """Measure programs that were never measured on the device until `samples` more are OK and not flagged.
 
     Programs are spread over the workloads breadth first, the least measured first, so that any budget covers as many
     workloads as it can. Sampling runs ahead in a thread while the runner works. Results are committed
     `settings.measure_batch` at a time, one transaction each (with `settings.measure_landing` handed in through the
     landing folder, so that measuring never waits for the store); on Ctrl-C or an error what was measured is committed
-    before the exception goes on. The device is MEASURING meanwhile. Before each batch the canary is measured
+    before the exception passes. The device is MEASURING meanwhile. Before each batch the canary is measured
     (`tlp.measure.canary`); what is measured while it is off is stored, flagged, and does not count.
 
     Args:
@@ -86,7 +87,7 @@ def measure_device(
             device needs samples of them).
 
     Raises:
-        NotFoundError: no such device or workload, or no network yet.
+        NotFoundError: no such workload, or no network yet.
         InvalidInputError: samples < 1.
         UserError: the device cannot be measured (retired, quarantined, of a data set); or it was lost or failed, and a
             person has retired it meanwhile: it stays so.
@@ -96,28 +97,27 @@ def measure_device(
     """
     if samples < 1:
         raise InvalidInputError(f"samples={samples} must be at least 1")
-    row = fleet.store.get_device(device)
-    require_measurable(row)
-    proposals = _propose(fleet.store, device, _workloads(fleet.store, workload_ids), sampler, samples)
+    require_measurable(device)
+    proposals = _propose(fleet.store, device.name, _workloads(fleet.store, workload_ids), sampler, samples)
     batch, started = fleet.settings.measure_batch, time.monotonic()
-    watch = CanaryWatch(fleet, row, run_id, runner)
+    watch = CanaryWatch(fleet, device, run_id, runner)
     sink = landing.Sink(fleet)
-    recorder = Recorder(sink.put, device=device, run_id=run_id, watch=watch)
-    session = _Session(recorder, watch, device, samples, batch, on_progress)
+    recorder = Recorder(sink.put, device=device.name, run_id=run_id, watch=watch)
+    session = _Session(recorder, watch, device.name, samples, batch, on_progress)
     with (
         closing(sink),
-        device_activity(fleet.store, device, DeviceState.MEASURING, f"run {run_id}"),
-        Prefetch(_with_inputs(proposals, row.target, fleet.settings.check_every), batch) as candidates,
+        device_activity(fleet.store, device.name, DeviceState.MEASURING, f"run {run_id}"),
+        Prefetch(_with_inputs(proposals, device.target, fleet.settings.check_every), batch) as candidates,
     ):
         while True:
             try:
-                reason = session.run(candidates, runner)
-                return session.report(run_id, time.monotonic() - started, reason)
+                code, reason = session.run(candidates, runner)
+                return session.report(run_id, time.monotonic() - started, code, reason)
             except (AllFailedError, DeviceLostError) as exc:
-                set_aside(fleet.store, device, exc)
-                if not isinstance(exc, DeviceLostError) or not wait_for_return(fleet, device, runner):
+                set_aside(fleet.store, device.name, exc)
+                if not isinstance(exc, DeviceLostError) or not wait_for_return(fleet, device.name, runner):
                     raise
-            move(fleet.store, device, DeviceState.MEASURING, f"run {run_id} goes on")
+            move(fleet.store, device.name, DeviceState.MEASURING, f"run {run_id} continues", ReasonCode.WORK)
 
 
 def _workloads(store: MeasurementStore, workload_ids: Sequence[str] | None) -> list[Workload]:
@@ -192,8 +192,8 @@ class _Session:
     def _failed(self) -> int:
         return self._states.total() - self._states[MeasurementState.OK]
 
-    def run(self, candidates: Iterator[tuple[Candidate, MeasureInput]], runner: Runner) -> str:
-        """Measure until enough are OK; returns "done" or why it ended before."""
+    def run(self, candidates: Iterator[tuple[Candidate, MeasureInput]], runner: Runner) -> tuple[ReasonCode, str]:
+        """Measure until enough are OK; returns DONE or why it ended before, for programs and for people."""
         with self._recorder.keeping():
             while (missing := self._samples - self._ok) > 0:
                 before = self._states.total()
@@ -203,10 +203,11 @@ class _Session:
                 tried = self._states.total()
                 self._recorder.commit()
                 if tried == before:
-                    return "the design spaces of these workloads have no more programs"
+                    return ReasonCode.EXHAUSTED, "the design spaces of these workloads have no more programs"
                 if tried >= max(MAX_ATTEMPTS_FACTOR * self._samples, self._batch) and self._ok < self._samples:
-                    return f"gave up: only {self._ok} of {tried} programs were OK{self._flagged_note()}"
-            return "done"
+                    why = f"gave up: only {self._ok} of {tried} programs were OK{self._flagged_note()}"
+                    return ReasonCode.GAVE_UP, why
+            return ReasonCode.DONE, "done"
 
     def _flagged_note(self) -> str:
         if not self._flagged:
@@ -235,7 +236,7 @@ class _Session:
         if len(self._recorder.failures) >= min(self._batch, self._samples):
             raise self._recorder.all_failed()
 
-    def report(self, run_id: str, seconds: float, reason: str) -> MeasureReport:
+    def report(self, run_id: str, seconds: float, code: ReasonCode, reason: str) -> MeasureReport:
         """What was done so far."""
         return MeasureReport(
             device=self._device,
@@ -246,5 +247,6 @@ class _Session:
             states=dict(self._states),
             seconds=seconds,
             reason=reason,
+            code=code,
             flagged=self._flagged,
         )

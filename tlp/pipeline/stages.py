@@ -68,7 +68,7 @@ def measure(fleet: Fleet, request: MeasureRequest, *, kind: RunKind = RunKind.ME
         ):
             report = session.measure_device(
                 fleet,
-                device_name,
+                device,
                 samples=samples,
                 run_id=run.run_id,
                 sampler=entry.open(fleet, device),
@@ -82,7 +82,7 @@ def measure(fleet: Fleet, request: MeasureRequest, *, kind: RunKind = RunKind.ME
                 "flagged": report.flagged,
                 "seconds": report.seconds,
             }
-            run.reason = report.reason
+            run.reason, run.code = report.reason, report.code
     return {
         "run_id": run.run_id,
         "device": device_name,

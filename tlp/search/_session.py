@@ -70,7 +70,6 @@ class TuningSession:
         self._run_id = run_id
         self._watch = watch
         self._overlap = overlap
-        self.ended = ReasonCode.DONE
         self._curve: list[float] = []  # estimated latency of the network after each round, once there is one
         self._ahead = Ahead()
         self._proposers = PerWorkload(self._open)
@@ -90,8 +89,8 @@ class TuningSession:
                 self._scheduler.record(index, latency_s)
                 task.rounds += 1
 
-    def run(self) -> str:
-        """Rounds until the budget is used; returns "done" or why it ended before, with its code in `ended`.
+    def run(self) -> tuple[ReasonCode, str]:
+        """Rounds until the budget is used; returns DONE or why it ended before, for programs and for people.
 
         Raises:
             AllFailedError: every program of the last rounds failed.
@@ -101,16 +100,13 @@ class TuningSession:
             while self.trials < self._total:
                 index = self._scheduler.next()
                 if index is None:
-                    self.ended = ReasonCode.EXHAUSTED
-                    return f"no more programs to measure after {self.trials} of {self._total} trials"
+                    why = f"no more programs to measure after {self.trials} of {self._total} trials"
+                    return ReasonCode.EXHAUSTED, why
                 self._round(index)
                 if self._tuning.params.until_flat and (gain := self._flat()) is not None:
-                    self.ended = ReasonCode.FLAT
-                    return (
-                        f"flat: {gain:.2%} faster in the last {self._settings.tune_flat_rounds} rounds, after "
-                        f"{self.trials} of {self._total} trials"
-                    )
-            return "done"
+                    rounds = f"{gain:.2%} faster in the last {self._settings.tune_flat_rounds} rounds"
+                    return ReasonCode.FLAT, f"flat: {rounds}, after {self.trials} of {self._total} trials"
+            return ReasonCode.DONE, "done"
 
     def _round(self, index: int) -> None:
         task, started = self.tasks[index], time.monotonic()

@@ -163,8 +163,7 @@ def _run(tuning: Tuning, search: Search, run: runs.OpenRun, earlier: tuple[str, 
     watch = CanaryWatch(tuning.fleet, device, run.run_id, tuning.runner)
     session = TuningSession(tuning, search, run.run_id, watch, earlier=earlier[::-1], overlap=_leaves_a_core(device))
     try:
-        run.reason = session.run()
-        run.code = session.ended
+        run.code, run.reason = session.run()
         again = remeasure(tuning, (run.run_id, *earlier), session.tasks, watch)
         take_best(store, device.name, session.tasks)
     except (AllFailedError, DeviceLostError) as exc:

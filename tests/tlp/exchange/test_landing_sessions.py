@@ -78,7 +78,7 @@ def measure(store: DuckDBStore, settings: Settings, runner: FakeRunner, samples:
     with runs.open_run(store, RunKind.MEASURE, device="cpu0") as run:
         return measure_device(
             fleet_of(settings, store),
-            "cpu0",
+            store.get_device("cpu0"),
             samples=samples,
             run_id=run.run_id,
             sampler=random_programs(TARGET, 1),

@@ -170,7 +170,7 @@ def measured(store: DuckDBStore, slowdown: Callable[[int], float], samples: int 
     with runs.open_run(store, RunKind.MEASURE, device="cpu0") as run, FakeRunner(slowdown=slowdown) as runner:
         return measure_device(
             fleet_of(SETTINGS, store),
-            "cpu0",
+            store.get_device("cpu0"),
             samples=samples,
             run_id=run.run_id,
             sampler=random_programs(TARGET, 1),

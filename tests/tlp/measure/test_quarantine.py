@@ -134,7 +134,7 @@ def measure(store: MeasurementStore, limits: Settings, device: str, runner: Fake
     with runs.open_run(store, RunKind.MEASURE, device=device) as run:
         return measure_device(
             fleet_of(limits.model_copy(update=changes), store),
-            device,
+            store.get_device(device),
             samples=10,
             run_id=run.run_id,
             sampler=random_programs(TARGET, 1),
@@ -239,7 +239,7 @@ def test_a_full_disk_is_named_and_nothing_acknowledged_is_lost(store, limits):
             resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, before[1]))
             measure_device(
                 fleet_of(limits, store),
-                "board",
+                store.get_device("board"),
                 samples=10,
                 run_id=run.run_id,
                 sampler=random_programs(TARGET, 2),

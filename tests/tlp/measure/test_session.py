@@ -79,7 +79,7 @@ def measure(
     with runs.open_run(store, RunKind.MEASURE, device="cpu0") as run, runner or FakeRunner() as open_runner:
         return measure_device(
             fleet_of(settings, store),
-            "cpu0",
+            store.get_device("cpu0"),
             samples=samples,
             run_id=run.run_id,
             sampler=random_programs(TARGET, 1),

@@ -36,7 +36,12 @@ def store() -> DuckDBStore:
 def measure(store: DuckDBStore, sampler: Proposer, samples: int) -> None:
     with runs.open_run(store, RunKind.MEASURE, device="cpu0") as run, FakeRunner() as runner:
         report = measure_device(
-            fleet_of(SETTINGS, store), "cpu0", samples=samples, run_id=run.run_id, sampler=sampler, runner=runner
+            fleet_of(SETTINGS, store),
+            store.get_device("cpu0"),
+            samples=samples,
+            run_id=run.run_id,
+            sampler=sampler,
+            runner=runner,
         )
     assert report.ok == samples
 
