@@ -13,13 +13,16 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from storage import Sketch
 from tlp.search.posterior import Posterior, Scale
+
+if TYPE_CHECKING:
+    from tlp.model.inference import Pooled  # imports torch
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -28,19 +31,7 @@ MEMORY: Final = 256  # measured programs of a task that are learned from: half t
 KAPPA: Final = 0.5  # how much an uncertain program is preferred, in standard deviations
 
 
-class Pooling(Protocol):
-    """Programs as a model's last layer sees them (`tlp.model.inference.Pooled`)."""
-
-    @property
-    def scores(self) -> npt.NDArray[np.floating]:
-        """`(N,)`, higher = faster."""
-
-    @property
-    def hidden(self) -> npt.NDArray[np.floating]:
-        """`(N, D)`."""
-
-
-Pool = Callable[[Sketch, Integers], Pooling]
+Pool = Callable[[Sketch, Integers], "Pooled"]
 """A sketch and `(N, D)` decisions → its programs as the model in force sees them."""
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from storage import Sketch
 from tlp.core.processes import check_interrupt
 from tlp.measure import Observation
-from tlp.search.adaptation import Measured, Pooling, TaskAdaptation
+from tlp.search.adaptation import Measured, Pool, TaskAdaptation
 from tlp.search.cost_model import Degraded, Scorer, checked
 
 Integers = NDArray[np.int64]
@@ -132,7 +132,7 @@ class ArrayScores(ArrayModel):
         return scorer
 
 
-def _pool_of(scorer: Scorer) -> Callable[[Sketch, Integers], Pooling] | None:
+def _pool_of(scorer: Scorer) -> Pool | None:
     """The scorer's way to score arrays, if it has one."""
-    pool: Callable[[Sketch, Integers], Pooling] | None = getattr(scorer, "pooled", None)
+    pool: Pool | None = getattr(scorer, "pooled", None)
     return pool
