@@ -300,11 +300,8 @@ def prepare(connector: Connector) -> None:
     A new store is built beside its place and moved there complete, so that neither a second process nor a death in
     the middle can meet a half-made one.
 
-    Raises:
-        StoreVersionError: a newer release wrote it.
-        StoreCorruptError: the file is no store, or is damaged.
-        StoreError: the folder cannot be made or written.
-        StoreLockedError: another process held it too long.
+    Raises StoreVersionError (a newer release wrote it), StoreCorruptError, StoreLockedError, StoreError (the folder
+    cannot be made or written).
     """
     path = connector.path
     try:

@@ -16,6 +16,7 @@ from storage import DeviceState, MeasurementStore, Network, NetworkTask, RunKind
 from tests.contract.store import example_device
 from tests.fleets import fleet_of
 from tlp.core.errors import AllFailedError, DeviceLostError, StoreError, UserError
+from tlp.core.next_steps import next_command
 from tlp.core.requests import MeasureRequest
 from tlp.core.settings import Settings
 from tlp.fleet import runs, states
@@ -248,7 +249,7 @@ def test_a_full_disk_is_named_and_nothing_acknowledged_is_lost(store, limits):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
-    assert str(caught.value.next_command).startswith("df ")
+    assert str(next_command(caught.value)).startswith("df ")
     kept = store.measurements(device="board").height
     assert 10 <= kept < 20  # a batch may have gone in before the limit was met
     assert measure(store, limits, "board", FakeRunner()).ok == 10
