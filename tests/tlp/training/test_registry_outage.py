@@ -65,7 +65,7 @@ def test_a_server_that_dies_and_comes_back(
             with pytest.raises(
                 RegistryUnavailableError, match=r"does not answer .* is kept as .* next start"
             ) as caught:
-                run_retrain(fleet, served, registry, device=DEVICE, strategy=strategy)
+                run_retrain(fleet_of(served, fleet, registry), device=DEVICE, strategy=strategy)
         assert caught.value.next_command == "tlp up"
         (waiting,) = kept.names(served)
         assert waiting in caught.value.message
@@ -78,7 +78,7 @@ def test_a_server_that_dies_and_comes_back(
     starting.start()
     try:
         patient = served.model_copy(update={"registry_patience_s": 300.0})
-        (done,) = submit_kept(fleet, patient, Registry(patient, fleet))
+        (done,) = submit_kept(fleet_of(patient, fleet))
         assert (done.version, done.gate.comparisons != ()) == (1, True)
         assert kept.names(served) == []
         assert (tmp_path / "trainings").read_text() == "trained\n"
