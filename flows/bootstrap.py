@@ -12,7 +12,7 @@ from flows.retrain import reconcile_registry, train_and_judge
 from tlp.core.fleet import Fleet
 from tlp.core.requests import BootstrapRequest, TrainRequest
 from tlp.measure import enroll
-from tlp.pipeline import stages as pipeline
+from tlp.pipeline.measure import fill_quota
 
 
 @_prefect.step("enroll {request.device}")
@@ -25,7 +25,7 @@ def enroll_device(fleet: Fleet, request: BootstrapRequest) -> dict[str, Any]:
 @_prefect.step("measure until {request.device} has its samples")
 def measure_until_quota(fleet: Fleet, request: BootstrapRequest) -> dict[str, Any]:
     """Measure until the device has the samples it needs to become a task."""
-    return pipeline.fill_quota(fleet, request)
+    return fill_quota(fleet, request)
 
 
 @flow(name="bootstrap", flow_run_name="{request.title}", persist_result=False)

@@ -10,22 +10,22 @@ from prefect.client.schemas.objects import State
 from flows import _prefect
 from tlp.core.fleet import Fleet
 from tlp.core.requests import MeasureRequest
-from tlp.pipeline import stages as pipeline
-from tlp.pipeline import train as retraining
+from tlp.pipeline import measure as measuring
+from tlp.pipeline import train as training
 
 
 @_prefect.step("measure {request.samples} programs on {request.device}")
 def measure_programs(fleet: Fleet, request: MeasureRequest) -> dict[str, Any]:
     """Measure and store that many programs."""
     counts = fleet.store.device_counts().get(request.device)
-    report = pipeline.measure(fleet, request)
+    report = measuring.measure(fleet, request)
     return report | {"ok_before": counts.samples_ok if counts else 0}
 
 
 @_prefect.step("train for {device} if it became a task")
 def train_new_task(fleet: Fleet, device: str, ok_before: int) -> dict[str, Any] | None:
     """Train at once for a device that these measurements made a task; see `tlp.pipeline.train.train_at_once`."""
-    return retraining.train_at_once(fleet, device, ok_before)
+    return training.train_at_once(fleet, device, ok_before)
 
 
 @flow(name="measure", flow_run_name="{request.title}", persist_result=False)

@@ -10,20 +10,20 @@ from prefect.client.schemas.objects import State
 from flows import _prefect
 from tlp.core.fleet import Fleet
 from tlp.core.requests import TrainRequest
-from tlp.pipeline import stages as pipeline
+from tlp.pipeline import train as training
 from tlp.training.judge import gate_page
 
 
 @_prefect.step()
 def reconcile_registry(fleet: Fleet) -> int:
     """Record what people moved in the MLflow UI and close runs of dead processes."""
-    return pipeline.reconcile(fleet)
+    return training.reconcile(fleet)
 
 
 @_prefect.step()
 def train_and_judge(fleet: Fleet, request: TrainRequest) -> dict[str, Any]:
     """Train, evaluate, register, judge, promote."""
-    return pipeline.retrain(fleet, **request.model_dump())
+    return training.retrain(fleet, **request.model_dump())
 
 
 @flow(name="retrain", flow_run_name="{request.title}", persist_result=False)

@@ -10,13 +10,13 @@ from prefect.client.schemas.objects import State
 from flows import _prefect
 from tlp.core.fleet import Fleet
 from tlp.core.requests import TuneRequest
-from tlp.pipeline import stages as pipeline
+from tlp.pipeline import tune as tuning
 
 
 @_prefect.step("tune {request.network} on {request.device}")
 def tune_network(fleet: Fleet, request: TuneRequest) -> dict[str, Any]:
     """Search and measure, rounds of a few programs, until the budget is used."""
-    return pipeline.tune(fleet, request)
+    return tuning.tune(fleet, request)
 
 
 @flow(name="tune", flow_run_name="{request.title}", persist_result=False)

@@ -20,8 +20,8 @@ def decide_what_is_due(night: Night) -> dict[str, Any]:
 
 
 @_prefect.step("tune {turn.pair.network} on {turn.pair.device}")
-def tune_pair(night: Night, turn: Turn) -> dict[str, Any]:
-    """Search and measure, rounds of a few programs, until the pair is flat or has its part of the budget."""
+def tune_network(night: Night, turn: Turn) -> dict[str, Any]:
+    """Search and measure, rounds of a few programs, until the network is flat or has its part of the budget."""
     return night.tune(turn)
 
 
@@ -36,22 +36,19 @@ def report_the_night(night: Night) -> dict[str, Any]:
 def tune_all(request: NightRequest = NightRequest()) -> dict[str, Any] | State[Any]:
     """Tune what is due, `trials` programs in all (`tune_night_trials`), on one device or on every one.
 
-    A pair that fails does not keep the others from it. Ends as Skipped, with the reasons, if nothing was due.
+    A network that fails does not keep the others from it. Ends as Skipped, with the reasons, if nothing was due.
     """
     night = Night(_prefect.begin(), request)
     report = decide_what_is_due(night)
     if request.dry_run or not night.due:
-        if not request.dry_run:
-            night.skip(report["reason"])
         return _prefect.skipped(report, report["reason"])
     with night.open():
         for turn in night.turns():
             try:
-                row = tune_pair(night, turn)
+                tune_network(night, turn)
             # Whatever is wrong with one network or one device must not cost the others their night.
             except Exception as exc:  # noqa: BLE001
-                row = night.failed(turn, exc)
-            night.add(row)
+                night.failed(turn, exc)
         report = report_the_night(night)
         _prefect.table("tune-night", pages.rows(report), report["reason"])
         night.require_some()

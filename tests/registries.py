@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from storage import Actor, ModelEvent
 from tlp.core.errors import InvalidInputError, NotFoundError
-from tlp.core.registry import (
-    CHAMPION,
-    REJECTED,
-    ModelRegistry,
-    ModelVersion,
-    ResolvedModel,
-    Submission,
-    pin_alias,
-    rejected_tag,
-)
+from tlp.core.registry import CHAMPION, ModelRegistry, ModelVersion, ResolvedModel, Submission, pin_alias, rejected_tag
 from tlp.registry import moves
 from tlp.registry.versions import model_name
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FakeVersion(ModelVersion):
     """A version of `FakeRegistry`."""
 
-    checkpoint_dir: Path = Path()
-    figures: tuple[str, ...] = ()
-    submission: str = ""
-    page: str = ""
-    tags: dict[str, str] = field(default_factory=dict)
+    tags: dict[str, str]
+    checkpoint_dir: Path
+    submission: Submission
 
 
 class FakeRegistry(ModelRegistry):
@@ -59,32 +48,30 @@ class FakeRegistry(ModelRegistry):
 
     def register(self, submission: Submission) -> int:
         """Copy the checkpoint and return its number; once per submission."""
+        family = submission.family
         if not submission.checkpoint_dir.is_dir():
             raise InvalidInputError(f"{submission.checkpoint_dir} is not a checkpoint directory")
-        known = self.find_submission(submission.family, submission.submission)
-        if known is not None:
+        if (known := self.find_submission(family, submission.submission)) is not None:
             return known
         number = len(self.versions) + 1
         version = FakeVersion(
-            model_name(submission.family),
-            number,
-            (),
-            datetime.now(UTC),
-            None,
-            submission.all_tags(),
-            dict(submission.metrics),
-            self.folder / f"{submission.family}-{number}",
-            tuple(path.name for path in submission.figures if path.is_file()),
-            submission.submission,
-            submission.page,
+            model=model_name(family),
+            version=number,
+            aliases=(),
+            created_at=datetime.now(UTC),
+            run_id=None,
+            tags=submission.all_tags(),
+            metrics=submission.metrics,
+            checkpoint_dir=shutil.copytree(submission.checkpoint_dir, self.folder / f"{family}-{number}"),
+            submission=submission,
         )
-        shutil.copytree(submission.checkpoint_dir, version.checkpoint_dir)
         self.versions.append(version)
         return number
 
     def find_submission(self, family: str, submission: str) -> int | None:
         """The version a submission became."""
-        return next((v.version for v in self._versions(family) if v.submission == submission), None)
+        versions = (v.version for v in self._versions(family) if v.submission.submission == submission)
+        return next(versions, None)
 
     def list_versions(self, family: str | None = None) -> list[ModelVersion]:
         """All versions, newest first, without their metrics."""
@@ -92,14 +79,11 @@ class FakeRegistry(ModelRegistry):
 
     def show(self, family: str, version: int) -> ModelVersion:
         """One version with its metrics. Raises NotFoundError."""
-        for row in self._versions(family):
-            if row.version == version:
-                return row
-        raise NotFoundError(f"{model_name(family)} has no version {version}", next_command="tlp model list")
+        return self._get(family, version)
 
     def tag(self, family: str, version: int, key: str, value: str) -> None:
         """Set a tag."""
-        self.versions[version - 1].tags[key] = value
+        self._get(family, version).tags[key] = value
 
     def resolve(self, family: str, device: str | None = None, ref: str | int = CHAMPION) -> ResolvedModel:
         """A version by alias, or by number. Raises NotFoundError."""
@@ -110,7 +94,7 @@ class FakeRegistry(ModelRegistry):
             if (family, alias) not in self.aliases:
                 raise NotFoundError(f"{model_name(family)} has no alias {ref!r}", next_command="tlp train")
             text = str(self.aliases[family, alias])
-        row = self.versions[self.show(family, int(text)).version - 1]
+        row = self._get(family, int(text))
         return ResolvedModel(row.model, row.version, alias, row.checkpoint_dir, row.tags)
 
     def champion_version(self, family: str) -> int | None:
@@ -126,13 +110,13 @@ class FakeRegistry(ModelRegistry):
     ) -> ModelEvent | None:
         """Move an alias; see `ModelRegistry.promote`."""
         moves.check_alias(alias)
-        tags, before = self.show(family, version).tags, self.aliases.get((family, alias))
+        tags, before = self._get(family, version).tags, self.aliases.get((family, alias))
         if before == version:
             return None
         if by is Actor.PIPELINE and rejected_tag(alias) in tags:
             raise InvalidInputError(f"version {version} was rejected ({tags[rejected_tag(alias)]})")
         if by is Actor.PERSON:
-            self.versions[version - 1].tags.pop(rejected_tag(alias), None)
+            tags.pop(rejected_tag(alias), None)
             if before is not None and version < before:
                 self.tag(family, before, rejected_tag(alias), f"{alias} was moved away by a person")
         return self._move(family, alias, before, version, reason, by)
@@ -141,11 +125,10 @@ class FakeRegistry(ModelRegistry):
         self, family: str, version: int, *, reason: str, judged_against: int | None, parent: int | None
     ) -> bool:
         """Move the champion once; see `ModelRegistry.promote_judged`."""
-        model = model_name(family)
         if any(event.to_version == str(version) for event in self.history(family) if event.alias == CHAMPION):
             return False
-        now = self.champion_version(family)
-        moves.check_judged(model, version, now, judged_against, parent, lambda v: REJECTED in self.versions[v - 1].tags)
+        now, is_rejected = self.champion_version(family), lambda number: self._get(family, number).rejected
+        moves.check_judged(model_name(family), version, now, judged_against, parent, is_rejected)
         return self.promote(family, version, reason=reason) is not None
 
     def rollback(
@@ -162,8 +145,7 @@ class FakeRegistry(ModelRegistry):
         before = self.aliases.get((family, alias), self.champion_version(family))
         if to is None:
             to = moves.previous(model_name(family), alias, before, self.history(family), self.list_versions(family))
-        self.show(family, to)
-        if to == before:
+        if self._get(family, to).version == before:
             raise InvalidInputError(f"{alias} is version {to} already")
         if before is not None:
             self.tag(family, before, rejected_tag(alias), reason)
@@ -172,6 +154,12 @@ class FakeRegistry(ModelRegistry):
     def history(self, family: str | None = None) -> list[ModelEvent]:
         """Recorded moves, oldest first."""
         return [event for event in self.events if family is None or event.model == model_name(family)]
+
+    def _get(self, family: str, version: int) -> FakeVersion:
+        for row in self._versions(family):
+            if row.version == version:
+                return row
+        raise NotFoundError(f"{model_name(family)} has no version {version}", next_command="tlp model list")
 
     def _versions(self, family: str | None) -> list[FakeVersion]:
         at = {alias: version for (of, alias), version in self.aliases.items() if family in (None, of)}

@@ -21,7 +21,7 @@ from tlp.core.settings import Settings
 from tlp.measure import session
 from tlp.measure.fake import FakeRunner
 from tlp.model.checkpoint import Checkpoint
-from tlp.pipeline import stages as pipeline
+from tlp.pipeline import train as pipeline
 from tlp.registry import Registry
 from tlp.search import providers, tuning
 from tlp.search.report import TuningProgress
@@ -92,7 +92,7 @@ def test_a_roll_back_in_the_page_is_obeyed(
 
     def retrain() -> str | None:
         """The two stages of the flow `retrain`."""
-        pipeline.reconcile(store, served)
+        pipeline.reconcile(Fleet(served, store, registry))
         result = run_retrain(store, served, registry, device=DEVICE, force=True, strategy=strategy)
         assert result.version is not None
         return strategy.parent

@@ -177,9 +177,11 @@ def test_artifact_keys_are_what_prefect_takes(text, key):
 def test_the_demo_leaves_the_quota_of_a_device_that_is_there_alone(store, home):
     from dataclasses import replace
 
-    from flows.demo import choose_enrolment
+    from tlp.pipeline.demo import DemoPlan, choose_enrolment
 
-    fleet = fleet_of(get_settings(), store)
-    assert set(choose_enrolment(fleet)) == {"target", "min_samples"}
+    fleet, plan = fleet_of(get_settings(), store), DemoPlan()
+    chosen = choose_enrolment(fleet, plan)
+    assert (chosen.min_samples, chosen.networks) == (plan.min_samples, plan.networks) and chosen.target
     store.add_device(replace(store.get_device("cpu"), name="this-cpu"), "enrolled by hand")
-    assert choose_enrolment(fleet) == {}
+    left = choose_enrolment(fleet, plan)
+    assert (left.min_samples, left.target) == (None, None)

@@ -16,7 +16,7 @@ from storage import MeasurementStore, RunState
 from tests.fleets import fleet_of
 from tlp.core.requests import BootstrapRequest
 from tlp.core.settings import get_settings
-from tlp.pipeline import stages as pipeline
+from tlp.pipeline import measure as pipeline
 
 PROGRAM = "from tlp.cli import main; main()"
 

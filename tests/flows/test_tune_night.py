@@ -24,7 +24,7 @@ from tlp.core.settings import Settings, get_settings
 from tlp.fleet import locks
 from tlp.measure import MeasureInput, MeasureOutcome
 from tlp.measure.fake import FakeRunner
-from tlp.pipeline import stages as pipeline
+from tlp.pipeline import tune as pipeline
 from tlp.registry import Registry
 from tlp.registry.mlflow import NIGHTS
 
@@ -104,6 +104,9 @@ def test_a_night_tunes_what_is_due_and_tells_prefect_mlflow_and_the_store(
         flow_run = newest(prefect)
         assert flow_run.state_name == "Completed"
         (table,) = [a for a in prefect.read_artifacts() if a.flow_run_id == flow_run.id]
+        steps = {run.name for run in prefect.read_task_runs() if run.flow_run_id == flow_run.id}
+    assert flow_run.name == "tuning night"
+    assert steps == {"decide what is due", "tune one on cpu", "tune two on cpu", "report the night"}
     assert table.key == "tune-night" and table.description == report["reason"]
     (first, _second) = json.loads(table.data)
     assert (first["network"], first["device"], first["trials"], first["versions"]) == ("one", "cpu", GOAL, "1 @ 0")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pydantic import ValidationError
 
@@ -11,9 +12,19 @@ from tlp.cli._output import state
 from tlp.core.errors import InvalidInputError
 from tlp.core.requests import Request
 from tlp.core.settings import get_settings
+from tlp.pipeline import guests as guests
 
 if TYPE_CHECKING:
     from tlp.core.fleet import Fleet
+
+
+class Entry(Protocol):
+    """An entry of a table: a search, a sampler, a kind of model."""
+
+    @property
+    def summary(self) -> str:
+        """A few words for `--help`."""
+
 
 RequestT = TypeVar("RequestT", bound=Request)
 
@@ -23,6 +34,11 @@ def open_all() -> Fleet:
     from tlp.pipeline.opening import open_fleet
 
     return open_fleet()
+
+
+def choices(table: Mapping[str, Entry]) -> str:
+    """The names of a table with their summaries, for `--help`; the guests' entries are in it."""
+    return "; ".join(f"{name} ({entry.summary})" for name, entry in table.items())
 
 
 def ask(kind: type[RequestT], **fields: Any) -> RequestT:

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from tlp.cli._context import ask, launch
+from tlp.cli._context import ask, choices, launch
 from tlp.cli._output import Output, command, state
 from tlp.core.requests import BootstrapRequest
+from tlp.search.table import DEFAULT_SAMPLER, SAMPLERS
 
 AUTO = "auto"
 
@@ -32,8 +33,8 @@ def bootstrap(
         ),
     ] = None,
     sampler: Annotated[
-        str, typer.Option(help="How programs are chosen: random, evolutionary, select; see docs/sampling.md.")
-    ] = "select",
+        str, typer.Option(help=f"How programs are chosen: {choices(SAMPLERS)}; see docs/sampling.md.")
+    ] = DEFAULT_SAMPLER,
     network: Annotated[
         list[str] | None, typer.Option(help="Only subgraphs of this network; may be given several times.")
     ] = None,

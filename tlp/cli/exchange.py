@@ -11,6 +11,10 @@ from tlp.cli._context import open_all
 from tlp.cli._output import Output, command, group
 
 DeviceOption = Annotated[str, typer.Option("--device", help="Device the programs belong to.")]
+TargetOption = Annotated[
+    str | None, typer.Option(help="Enroll the device as a data-set platform with this target, if it is new.")
+]
+NewFolder = Annotated[Path, typer.Argument(metavar="PATH", help="Folder to write; must not exist or be empty.")]
 
 
 def import_app() -> typer.Typer:
@@ -36,16 +40,13 @@ def export_app() -> typer.Typer:
 def import_metaschedule(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="Folder of a MetaSchedule JSON database.")],
     device: DeviceOption,
-    target: Annotated[
-        str | None, typer.Option(help="Enroll the device as a data-set platform with this target, if it is new.")
-    ] = None,
+    target: TargetOption = None,
 ) -> Output:
     """Import a MetaSchedule JSON database as measurements of a device."""
     from tlp import exchange
     from tlp.report import work
 
-    fleet = open_all()
-    report = exchange.import_metaschedule(fleet, path, device=device, target=target)
+    report = exchange.import_metaschedule(open_all(), path, device=device, target=target)
     return Output(report, lambda: work.import_report(report))
 
 
@@ -54,16 +55,13 @@ def import_ansor(
         Path, typer.Argument(metavar="PATH", help="A log of auto_scheduler, a folder of them, or - for standard input.")
     ],
     device: DeviceOption,
-    target: Annotated[
-        str | None, typer.Option(help="Enroll the device as a data-set platform with this target, if it is new.")
-    ] = None,
+    target: TargetOption = None,
 ) -> Output:
     """Import auto_scheduler (Ansor, TenSet) logs as measurements of a device."""
     from tlp import exchange
     from tlp.report import work
 
-    fleet = open_all()
-    report = exchange.import_ansor(fleet, path, device=device, target=target)
+    report = exchange.import_ansor(open_all(), path, device=device, target=target)
     return Output(report, lambda: work.import_report(report))
 
 
@@ -74,8 +72,7 @@ def import_parquet(
     from tlp import exchange
     from tlp.report import work
 
-    fleet = open_all()
-    report = exchange.import_folder(fleet.store, path)
+    report = exchange.import_folder(open_all().store, path)
     return Output(report, lambda: work.import_report(report))
 
 
@@ -84,13 +81,12 @@ def import_landing() -> Output:
     from tlp.exchange import landing
     from tlp.report import work
 
-    fleet = open_all()
-    report = landing.to_json(landing.take_in(fleet))
+    report = landing.to_json(landing.take_in(open_all()))
     return Output(report, lambda: work.landing_report(report))
 
 
 def export_metaschedule(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="Folder to write; must not exist or be empty.")],
+    path: NewFolder,
     device: DeviceOption,
     network: Annotated[str | None, typer.Option(help="Only the subgraphs of this network.")] = None,
     top: Annotated[int, typer.Option(min=1, help="Programs per subgraph, fastest first.")] = 1,
@@ -99,19 +95,17 @@ def export_metaschedule(
     from tlp import exchange
     from tlp.report import tables
 
-    fleet = open_all()
-    report = exchange.export_metaschedule(fleet.store, path, device=device, network=network, top=top)
+    report = exchange.export_metaschedule(open_all().store, path, device=device, network=network, top=top)
     return Output(report, lambda: tables.facts("", list(report.items())))
 
 
 def export_parquet(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="Folder to write; must not exist or be empty.")],
+    path: NewFolder,
     device: Annotated[str | None, typer.Option(help="Only this device's measurements.")] = None,
 ) -> Output:
     """Write the store as Parquet files: a backup, and what other programs can read."""
     from tlp import exchange
     from tlp.report import tables
 
-    fleet = open_all()
-    report = exchange.export_folder(fleet.store, path, device=device)
+    report = exchange.export_folder(open_all().store, path, device=device)
     return Output(report, lambda: tables.facts("", list(report.items())))

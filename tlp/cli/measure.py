@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from tlp.cli._context import ask, launch
+from tlp.cli._context import ask, choices, launch
 from tlp.cli._output import Output, command
 from tlp.core.requests import MeasureRequest
+from tlp.search.table import SAMPLERS
 
 
 def register(app: typer.Typer) -> None:
@@ -19,7 +20,7 @@ def register(app: typer.Typer) -> None:
 def measure(
     device: Annotated[str, typer.Argument(metavar="DEVICE", help="Device to measure on.")],
     samples: Annotated[int, typer.Option(min=1, help="OK samples to add; programs that fail do not count.")],
-    sampler: Annotated[str, typer.Option(help="How programs are chosen: random, evolutionary, select.")] = "random",
+    sampler: Annotated[str, typer.Option(help=f"How programs are chosen: {choices(SAMPLERS)}.")] = "random",
     network: Annotated[
         list[str] | None, typer.Option(help="Only subgraphs of this network; may be given several times.")
     ] = None,

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from tlp.cli._context import ask, launch
+from tlp.cli._context import ask, choices, launch
 from tlp.cli._output import Output, command, state
 from tlp.core.requests import TrainRequest
+from tlp.model.kinds import KINDS, MTL_TLP
 
 
 def register(app: typer.Typer) -> None:
@@ -28,9 +29,7 @@ def train(
             help="How new samples enter the model: joint, fine-tune, replay, distill; default: train_strategy."
         ),
     ] = None,
-    model: Annotated[
-        str, typer.Option(help="mtl-tlp, or felix: the cost model of --search felix, registered as felix-FAMILY.")
-    ] = "mtl-tlp",
+    model: Annotated[str, typer.Option(help=f"Kind of model: {choices(KINDS)}.")] = MTL_TLP,
 ) -> Output:
     """Train MTL-TLP, evaluate it on the held-out networks, register it, and promote it if it passes the gate.
 

@@ -7,14 +7,12 @@ from typing import Annotated
 
 import typer
 
-from tlp.cli._context import ask, launch, open_all
+from tlp.cli._context import ask, choices, launch, open_all
 from tlp.cli._output import Output, command, state
 from tlp.core.requests import NightRequest, TuneRequest
+from tlp.search.table import SEARCHES
 
-Network = Annotated[str, typer.Argument(metavar="NETWORK", help="Network, as added with `tlp network add`.")]
-DeviceOption = Annotated[
-    str, typer.Option("--device", help="Device whose best programs are compiled, and that runs them.")
-]
+_NETWORK = typer.Argument(metavar="NETWORK", help="Network, as added with `tlp network add`.")
 
 
 def register(app: typer.Typer) -> None:
@@ -24,17 +22,13 @@ def register(app: typer.Typer) -> None:
 
 
 def tune(
-    network: Annotated[
-        str | None, typer.Argument(metavar="NETWORK", help="Network, as added with `tlp network add`.")
-    ] = None,
+    network: Annotated[str | None, _NETWORK] = None,
     device: Annotated[str | None, typer.Option("--device", help="Device to tune for.")] = None,
     trials: Annotated[
         int | None, typer.Option(min=1, help="Programs to measure, all tasks (with --due: all networks) together.")
     ] = None,
     model: Annotated[str, typer.Option(help="champion, a version number, xgb (TVM's), or random.")] = "champion",
-    search: Annotated[
-        str, typer.Option(help="evolutionary, felix (by gradient), mixed, tvm (TVM's own), or random.")
-    ] = "evolutionary",
+    search: Annotated[str, typer.Option(help=f"How programs are looked for: {choices(SEARCHES)}.")] = "evolutionary",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the last run, to the same total.")] = False,
     frozen: Annotated[
         bool, typer.Option("--frozen", help="Do not let the model's head learn from this run's measurements.")
@@ -91,8 +85,10 @@ def _refuse(option: str, given: bool) -> None:
 
 
 def best(
-    network: Network,
-    device: DeviceOption,
+    network: Annotated[str, _NETWORK],
+    device: Annotated[
+        str, typer.Option("--device", help="Device whose best programs are compiled, and that runs them.")
+    ],
     out: Annotated[Path | None, typer.Option(help="Folder for the result; default: under TLP_HOME.")] = None,
 ) -> Output:
     """Compile a network with the best programs known and check it against torch.

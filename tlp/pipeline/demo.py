@@ -5,17 +5,25 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from storage import MeasurementStore
-from tlp.core.errors import NotFoundError
+from storage import Device, MeasurementStore
+from tlp.core.errors import NotFoundError, UserError
 from tlp.core.fleet import Fleet
-from tlp.core.settings import get_settings
+from tlp.core.progress import say
+from tlp.core.requests import BootstrapRequest, TuneRequest
+from tlp.core.settings import Settings, get_settings
 from tlp.measure.endpoint import endpoint_of
+from tlp.pipeline.curve import curve_of_run
+from tlp.pipeline.evaluate import PREDICTOR, evaluate_version
+from tlp.programs.networks import build_network
+from tlp.programs.targets import detect_local_target
+from tlp.report import summary_plot
+from tlp.search.tuning import find_resumable
 
 
 @dataclass(frozen=True)
@@ -73,108 +81,63 @@ def small_settings(plan: DemoPlan) -> Iterator[None]:
         get_settings.cache_clear()
 
 
-def target(plan: DemoPlan) -> str:
-    """This machine's target with the plan's number of cores, as JSON."""
-    from tlp.programs.targets import detect_local_target
+def add_builtin_once(store: MeasurementStore, name: str) -> bool:
+    """Add a network that comes with this program under its own name; False if there is one of that name.
 
-    return json.dumps(detect_local_target(num_cores=plan.num_cores))
+    Raises:
+        InvalidInputError: no such builtin network, or TVM cannot import it.
+    """
+    if any(network.name == name for network in store.list_networks()):
+        return False
+    store.add_network(*build_network(name, f"builtin:{name}", on_progress=lambda what: say(f"{name}: {what}")))
+    return True
 
 
-def model_to_tune_with(fleet: Fleet, device: str, trained: Mapping[str, Any]) -> str:
-    """`champion` if there is one; else the version just trained, which did not pass the gate; else no model.
+def choose_enrolment(fleet: Fleet, plan: DemoPlan) -> BootstrapRequest:
+    """The plan's target and quota for a new device; one that is there already keeps its own."""
+    request = BootstrapRequest(device=plan.device, networks=plan.networks)
+    if any(device.name == plan.device for device in fleet.store.list_devices()):
+        return request
+    target = json.dumps(detect_local_target(num_cores=plan.num_cores))
+    return request.model_copy(update={"target": target, "min_samples": plan.min_samples})
+
+
+def choose_tuning(fleet: Fleet, plan: DemoPlan, trained: Mapping[str, Any]) -> TuneRequest:
+    """What the demo tunes, and how: the interrupted run goes on if there is one.
+
+    Otherwise with the champion if there is one; else with the version just trained, which did not pass the gate; else
+    without a model.
 
     Raises:
         RegistryError: the registry is at fault.
     """
+    network, device = fleet.store.get_network(plan.tuned_network), fleet.store.get_device(plan.device)
+    request = TuneRequest(network=network.name, device=device.name)
+    with suppress(UserError):
+        find_resumable(fleet.store, network.name, device.name)
+        return request.model_copy(update={"resume": True})
     try:
-        fleet.registry.resolve(fleet.store.get_device(device).family, device)
+        fleet.registry.resolve(device.family, device.name)
+        model = request.model
     except NotFoundError:
-        return str(trained["version"] or "random")
-    return "champion"
-
-
-def trials(store: MeasurementStore, plan: DemoPlan) -> int:
-    """Programs to measure in the tuning run."""
-    return plan.trials_per_task * len(store.get_network(plan.tuned_network).tasks)
-
-
-def tuning_curve(store: MeasurementStore, network: str, device: str, run_id: str) -> tuple[list[int], list[float]]:
-    """Estimated latency of the network (seconds) against the programs a run measured, 0 programs first.
-
-    What was known before the run counts from the start; the curve begins where every task has a latency.
-    """
-    weights = {task.workload_id: task.weight for task in store.get_network(network).tasks}
-    best: dict[str, float] = {}
-    xs: list[int] = []
-    ys: list[float] = []
-    measured: set[str] = set()
-    for row in store.measurements(device=device).iter_rows(named=True):  # in the order of measuring
-        workload, latency = row["workload_id"], row["latency_s"]
-        if workload not in weights:
-            continue
-        mine = row["run_id"] == run_id
-        if mine and not measured:
-            _append(xs, ys, 0, best, weights)
-        if mine and row["program_id"] in measured:  # measured again at the end of the run
-            continue
-        if mine:
-            measured.add(row["program_id"])
-        if latency is not None:
-            best[workload] = min(latency, best.get(workload, latency))
-        if mine:
-            _append(xs, ys, len(measured), best, weights)
-    return xs, ys
-
-
-def _append(xs: list[int], ys: list[float], x: int, best: Mapping[str, float], weights: Mapping[str, int]) -> None:
-    if best.keys() == weights.keys():
-        xs.append(x)
-        ys.append(sum(weights[key] * latency for key, latency in best.items()))
+        model = str(trained["version"] or "random")
+    return request.model_copy(update={"model": model, "trials": plan.trials_per_task * len(network.tasks)})
 
 
 def summary(
-    fleet: Fleet,
-    plan: DemoPlan,
-    *,
-    trained: Mapping[str, Any],
-    tuned: Mapping[str, Any],
-    best: Mapping[str, Any],
+    fleet: Fleet, plan: DemoPlan, *, trained: Mapping[str, Any], tuned: Mapping[str, Any], best: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What the last table shows; draws the plot.
 
     Args:
-        store: the store.
-        settings: where things lie.
-        plan: of the demo.
-        trained: what `pipeline.retrain` returned; nothing was trained if the demo ran before.
-        tuned: what `pipeline.tune` returned.
-        best: what `tlp best --json` prints.
+        trained: the report of `tlp train`; nothing was trained if the demo ran before.
+        tuned: the report of `tlp tune`.
+        best: the report of `tlp best`.
     """
-    from tlp.pipeline.evaluate import PREDICTOR, evaluate_version
-    from tlp.report import summary_plot
-
     device = fleet.store.get_device(plan.device)
-    predictors = trained.get("evaluation", {}).get(plan.device)
-    version = trained["version"]
-    if predictors is None:
-        # nothing new to train on: the version in use is looked at instead
-        report = evaluate_version(fleet, ref=tuned["model_version"], family=device.family)
-        predictors = report["devices"][plan.device]
-        version = tuned["model_version"]
-    untuned, tuned_s = best["untuned_latency_s"], best["measured_latency_s"]
-    latencies = {"untuned": untuned, "tuned": tuned_s, "torch": best["torch_latency_s"]}
-    xs, ys = tuning_curve(fleet.store, plan.tuned_network, plan.device, tuned["run_id"])
-    plot = summary_plot.draw(
-        fleet.settings.artifacts_dir / "demo.png",
-        device=plan.device,
-        network=plan.tuned_network,
-        predictors=predictors,
-        trials=xs,
-        estimates_s=ys,
-        latencies_s={name: value for name, value in latencies.items() if value is not None},
-    )
+    version, predictors = _evaluation(fleet, device, trained, tuned)
     counts = fleet.store.device_counts()
-    auxiliaries = [d.name for d in fleet.store.list_devices() if not endpoint_of(d).is_measurable]
+    auxiliaries = [row.name for row in fleet.store.list_devices() if not endpoint_of(row).is_measurable]
     model, chance = predictors[PREDICTOR], predictors["random"]
     return {
         "device": device.name,
@@ -193,21 +156,55 @@ def summary(
         },
         "network": plan.tuned_network,
         "tuned_with": tuned["model_version"],
-        "untuned_latency_s": untuned,
-        "tuned_latency_s": tuned_s,
+        "untuned_latency_s": best["untuned_latency_s"],
+        "tuned_latency_s": best["measured_latency_s"],
         "torch_latency_s": best["torch_latency_s"],
-        "speedup": untuned / tuned_s,
+        "speedup": best["untuned_latency_s"] / best["measured_latency_s"],
         "max_abs_error": best["max_abs_error"],
         "library": best["library"],
         "database": best["database"],
-        "plot": str(plot),
-        "next": [
-            f"tlp up       MLflow on http://127.0.0.1:{fleet.settings.mlflow_port}, the versions and their figures; "
-            f"Prefect on http://127.0.0.1:{fleet.settings.prefect_port}, the runs of this demo",
-            "tlp status   the fleet as it is now",
-            f"tlp tune {plan.tuned_network} --device {plan.device} --trials 640   a tuning run of a serious size",
-        ],
+        "plot": str(_draw(fleet, plan, predictors, tuned["run_id"], best)),
+        "next": _next_steps(fleet.settings, plan),
     }
+
+
+def _evaluation(
+    fleet: Fleet, device: Device, trained: Mapping[str, Any], tuned: Mapping[str, Any]
+) -> tuple[str, Mapping[str, Any]]:
+    """The version that was trained and its predictors on the device; of the one in use if none was trained."""
+    predictors = trained.get("evaluation", {}).get(device.name)
+    if predictors is not None:
+        return trained["version"], predictors
+    report = evaluate_version(fleet, ref=tuned["model_version"], family=device.family)
+    return tuned["model_version"], report["devices"][device.name]
+
+
+def _draw(fleet: Fleet, plan: DemoPlan, predictors: Mapping[str, Any], run_id: str, best: Mapping[str, Any]) -> Path:
+    network = fleet.store.get_network(plan.tuned_network)
+    points = curve_of_run(fleet.store, network, plan.device, run_id).points
+    latencies = {
+        "untuned": best["untuned_latency_s"],
+        "tuned": best["measured_latency_s"],
+        "torch": best["torch_latency_s"],
+    }
+    return summary_plot.draw(
+        fleet.settings.artifacts_dir / "demo.png",
+        device=plan.device,
+        network=plan.tuned_network,
+        predictors=predictors,
+        trials=[trials for trials, _ in points],
+        estimates_s=[seconds for _, seconds in points],
+        latencies_s={name: value for name, value in latencies.items() if value is not None},
+    )
+
+
+def _next_steps(settings: Settings, plan: DemoPlan) -> list[str]:
+    return [
+        f"tlp up       MLflow on http://127.0.0.1:{settings.mlflow_port}, the versions and their figures; "
+        f"Prefect on http://127.0.0.1:{settings.prefect_port}, the runs of this demo",
+        "tlp status   the fleet as it is now",
+        f"tlp tune {plan.tuned_network} --device {plan.device} --trials 640   a tuning run of a serious size",
+    ]
 
 
 def gate_in_short(trained: Mapping[str, Any], device: str) -> str:

@@ -17,7 +17,7 @@ from tlp.core.fleet import Fleet
 from tlp.core.progress import say, track
 from tlp.fleet import locks, runs, states
 from tlp.measure.endpoint import endpoint_of
-from tlp.registry import model_name
+from tlp.registry import kept, model_name
 from tlp.training.kinds import trained_kind
 
 if TYPE_CHECKING:
@@ -328,3 +328,23 @@ def _not_trained(model: str, reason: str) -> dict[str, Any]:
         "samples": {},
         "seconds": 0.0,
     }
+
+
+def reconcile(fleet: Fleet) -> int:
+    """Record what people moved in MLflow, close its runs of dead processes, register trained models that were kept.
+
+    Returns:
+        The moves that were recorded.
+
+    Raises:
+        RegistryError: the registry is at fault.
+    """
+    fleet.registry.close_stale_runs()
+    moves = fleet.registry.reconcile()
+    if kept.names(fleet.settings):
+        from tlp.training.submit import submit_kept  # imports torch
+
+        for done in submit_kept(fleet):
+            verdict = "promoted" if done.promoted else "not promoted"
+            say(f"{done.model} version {done.version}, trained by a run that did not get through: {verdict}")
+    return len(moves)

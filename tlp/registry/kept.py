@@ -1,4 +1,4 @@
-"""Trained models that are not through yet, on disk: what a kill or a silent MLflow must not lose.
+"""Trained models that are not registered yet, on disk: what a kill or a silent MLflow must not lose.
 
     TLP_HOME/pending/<submission>/
         manifest.json    `Facts`: what the training was for; the last file to appear with the folder
@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import TypeAdapter
 
-from tlp.core.errors import InvalidInputError, RegistryError
+from tlp.core.errors import InvalidInputError
+from tlp.model.kinds import Model
 
 if TYPE_CHECKING:
     from tlp.core.settings import Settings
-    from tlp.model.checkpoint import Model
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class KeptCandidate:
         return self.folder / "figures"
 
     def judged(self) -> Judged | None:
-        """The verdict; None if there is none yet (or it cannot be read: it is spoken anew)."""
+        """The verdict; None if there is none yet, or it cannot be read: the gate judges again."""
         try:
             return TypeAdapter(Judged).validate_json((self.folder / _JUDGED).read_text())
         except (OSError, ValueError):
@@ -128,14 +128,14 @@ class KeptCandidate:
         _set_aside(self.folder, why)
 
     def drop(self) -> None:
-        """Take the folder away: it is through."""
+        """Remove the folder: the model is registered and recorded."""
         aside = self.folder.with_name(f"{_ASIDE}done-{self.submission}")
         os.replace(self.folder, aside)  # noqa: PTH105  # Path.replace says nothing about directories
         shutil.rmtree(aside, ignore_errors=True)
 
 
 def keep(settings: Settings, candidate: Model, facts: Facts) -> KeptCandidate:
-    """Write a trained model down. Raises InvalidInputError: the folder cannot be written."""
+    """Write a trained model to disk. Raises InvalidInputError: the folder cannot be written."""
     final = settings.pending_dir / f"{facts.key}-{uuid.uuid4().hex[:12]}"
     aside = final.with_name(f"{_ASIDE}partial-{final.name}")
     try:
@@ -154,40 +154,25 @@ def keep(settings: Settings, candidate: Model, facts: Facts) -> KeptCandidate:
 
 def find(settings: Settings, key: str | None = None) -> list[KeptCandidate]:
     """What is kept (for one key), oldest first. What cannot be read is set aside with a warning in the log."""
-    found = []
-    for folder in _folders(settings):
+    candidates = []
+    for folder in map(settings.pending_dir.joinpath, names(settings)):
         try:
-            facts = _read(folder)
-        except RegistryError as exc:
-            _set_aside(folder, exc.message)
-            continue
-        if key is None or facts.key == key:
-            found.append(KeptCandidate(folder, facts))
-    return sorted(found, key=lambda kept: (kept.facts.at, kept.submission))
+            value = json.loads((folder / _MANIFEST).read_text())
+            if value.pop("format") != FORMAT:
+                raise ValueError("another format")
+            candidates.append(KeptCandidate(folder, TypeAdapter(Facts).validate_python(value)))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as exc:
+            _set_aside(folder, f"the kept model {folder} cannot be read ({exc})")
+    chosen = (candidate for candidate in candidates if key in (None, candidate.facts.key))
+    return sorted(chosen, key=lambda candidate: (candidate.facts.at, candidate.submission))
 
 
 def names(settings: Settings) -> list[str]:
     """Submissions that wait, without a look into them."""
-    return [folder.name for folder in _folders(settings)]
-
-
-def _folders(settings: Settings) -> list[Path]:
     try:
-        return sorted(path for path in settings.pending_dir.iterdir() if not path.name.startswith(_ASIDE))
+        return sorted(path.name for path in settings.pending_dir.iterdir() if not path.name.startswith(_ASIDE))
     except FileNotFoundError:
         return []
-
-
-def _read(folder: Path) -> Facts:
-    try:
-        value = json.loads((folder / _MANIFEST).read_text())
-        if value.pop("format") != FORMAT:
-            raise ValueError("another format")
-        return TypeAdapter(Facts).validate_python(value)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as exc:
-        raise RegistryError(
-            f"the kept model {folder} cannot be read ({exc})", next_command="tlp train --dry-run"
-        ) from exc
 
 
 def _set_aside(folder: Path, why: str) -> None:

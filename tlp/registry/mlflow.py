@@ -5,6 +5,7 @@ MLflow is imported inside functions: it costs 1.3 s and 200 MB, and `tlp --help`
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -12,7 +13,7 @@ import re
 import sqlite3
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -45,6 +46,8 @@ ENVIRONMENT: Final[Mapping[str, str]] = {
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }
+MISSING: Final = ("RESOURCE_DOES_NOT_EXIST", "NOT_FOUND")
+EXISTS: Final = ("RESOURCE_ALREADY_EXISTS",)
 T = TypeVar("T")
 
 EXPERIMENT: Final = "tlp"
@@ -72,25 +75,16 @@ def set_environment() -> None:
         os.environ.setdefault(key, value)
 
 
-def import_mlflow() -> Any:
-    """The `mlflow` package, imported quietly."""
+def import_mlflow(name: str = "mlflow") -> Any:
+    """The `mlflow` package or one of its modules, imported quietly; `mlflow.pyfunc` costs 0.5 s more."""
     if "mlflow" not in sys.modules:
         set_environment()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecations inside mlflow's own imports
-        import mlflow
-    for name in ("mlflow", "alembic"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    return mlflow
-
-
-def import_pyfunc() -> Any:
-    """`mlflow.pyfunc`, imported quietly; 0.5 s more than `mlflow`."""
-    import_mlflow()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # remarks on type hints inside mlflow's own classes
-        import mlflow.pyfunc
-    return mlflow.pyfunc
+        warnings.simplefilter("ignore")  # deprecations and remarks on type hints inside mlflow
+        module = importlib.import_module(name)
+    for logger in ("mlflow", "alembic"):
+        logging.getLogger(logger).setLevel(logging.ERROR)
+    return module
 
 
 def shown(uri: str) -> str:
@@ -152,15 +146,8 @@ def create_database(path: Path) -> None:
 
 def retrying(call: Callable[[], T]) -> T:
     """Call something that may be repeated without harm, again if MLflow does not answer: 3 times in all."""
-    for attempt in tenacity.Retrying(
-        retry=tenacity.retry_if_exception(_is_passing),
-        stop=tenacity.stop_after_attempt(3),
-        wait=tenacity.wait_random(0.2, 1.0),
-        reraise=True,
-    ):
-        with attempt:
-            return call()
-    raise AssertionError("unreachable: tenacity returns or raises")
+    passing, three, pause = tenacity.retry_if_exception(_is_passing), tenacity.stop_after_attempt(3), (0.2, 1.0)
+    return tenacity.Retrying(retry=passing, stop=three, wait=tenacity.wait_random(*pause), reraise=True)(call)
 
 
 def _is_passing(exc: BaseException) -> bool:
@@ -178,14 +165,14 @@ def error_code(exc: BaseException) -> str:
     return str(getattr(exc, "error_code", ""))
 
 
-def none_if_missing(call: Callable[[], T]) -> T | None:
-    """The call's result, or None if MLflow says that what was asked for is not there."""
+def none_if(codes: Collection[str], call: Callable[[], T]) -> T | None:
+    """The call's result, or None if MLflow answers with one of the error codes, e.g. `MISSING`."""
     from mlflow.exceptions import MlflowException
 
     try:
         return retrying(call)
     except MlflowException as exc:
-        if error_code(exc) in ("RESOURCE_DOES_NOT_EXIST", "NOT_FOUND"):
+        if error_code(exc) in codes:
             return None
         raise
 
@@ -211,11 +198,14 @@ def map_mlflow_errors(doing: str, *, uri: str) -> Iterator[None]:
         yield
     except TlpError:
         raise
-    except MlflowException as exc:
-        raise _translate(exc, doing, uri) from exc
     except (requests.exceptions.ConnectionError, requests.exceptions.Timeout) as exc:
         raise _unavailable(doing, uri) from exc
-    except (requests.exceptions.RequestException, sqlalchemy.exc.SQLAlchemyError, sqlite3.Error) as exc:
+    except (
+        MlflowException,
+        requests.exceptions.RequestException,
+        sqlalchemy.exc.SQLAlchemyError,
+        sqlite3.Error,
+    ) as exc:
         raise _translate(exc, doing, uri) from exc
     except filelock.Timeout as exc:
         raise RegistryError(
@@ -234,8 +224,8 @@ def _unavailable(doing: str, uri: str) -> RegistryUnavailableError:
 
 def _translate(exc: Exception, doing: str, uri: str) -> TlpError:
     text = str(exc)
-    line = _first_line(text)
-    if error_code(exc) in ("RESOURCE_DOES_NOT_EXIST", "NOT_FOUND"):
+    line = next((line.strip()[:300] for line in text.splitlines() if line.strip()), "no reason given")
+    if error_code(exc) in MISSING:
         return NotFoundError(f"{doing}: {line}", next_command="tlp model list")
     if is_http(uri) and _NO_ANSWER.search(text):
         return _unavailable(doing, uri)
@@ -249,11 +239,6 @@ def _translate(exc: Exception, doing: str, uri: str) -> TlpError:
     return RegistryError(f"{doing}: {line}", next_command="tlp doctor")
 
 
-def _first_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[0][:300] if lines else "no reason given"
-
-
 # -- runs -----------------------------------------------------------------------------------------------------
 def tag_text(value: Any) -> str:
     """A tag's value as text: structures as JSON, cut at MLflow's limit."""
@@ -263,17 +248,11 @@ def tag_text(value: Any) -> str:
 
 def ensure_experiment(client: MlflowClient, settings: Settings, name: str = EXPERIMENT) -> str:
     """The id of an experiment, made if it is not there; its files lie under TLP_HOME unless a server keeps them."""
-    from mlflow.exceptions import MlflowException
-
     artifacts = None if is_http(settings.mlflow_tracking_uri) else (settings.mlflow_dir / "artifacts").as_uri()
     experiment = retrying(lambda: client.get_experiment_by_name(name))
     if experiment is None:
-        try:
-            return str(client.create_experiment(name, artifact_location=artifacts))
-        except MlflowException as exc:
-            if error_code(exc) != "RESOURCE_ALREADY_EXISTS":
-                raise
-            experiment = client.get_experiment_by_name(name)  # somebody else was quicker
+        none_if(EXISTS, lambda: client.create_experiment(name, artifact_location=artifacts))
+        experiment = client.get_experiment_by_name(name)  # ours, or that of somebody quicker
     return str(experiment.experiment_id)
 
 
@@ -310,8 +289,10 @@ def mlflow_run(
     retrying(lambda: client.set_terminated(run_id, "FINISHED"))
 
 
-def log_record(client: MlflowClient, run_id: str, record: RunRecord, tags: Mapping[str, str], name: str) -> None:
-    """Log everything a run shows; may be repeated. `name`: of the page and the table among its files."""
+def log_record(
+    client: MlflowClient, run_id: str, record: RunRecord, tags: Mapping[str, str], page: str, table: str
+) -> None:
+    """Log everything a run shows; may be repeated. `page` and `table`: their files among the run's."""
     from mlflow.entities import Param, RunTag
 
     params = [Param(key, tag_text(value)[:_PARAM_CHARS]) for key, value in record.params.items()]
@@ -326,12 +307,12 @@ def log_record(client: MlflowClient, run_id: str, record: RunRecord, tags: Mappi
     if record.report is not None:
         client.log_dict(run_id, dict(record.report), "report.json")
     if record.page:
-        client.log_text(run_id, record.page, f"{name}.md")
+        client.log_text(run_id, record.page, page)
     if record.table:
         # What `log_table` writes, which would read a table that is there already and add to it.
         rows = [list(row) for row in zip(*record.table.values(), strict=True)]
-        client.log_dict(run_id, {"columns": list(record.table), "data": rows}, f"{name}.json")
-        client.set_tag(run_id, "mlflow.loggedArtifacts", json.dumps([{"path": f"{name}.json", "type": "table"}]))
+        client.log_dict(run_id, {"columns": list(record.table), "data": rows}, table)
+        client.set_tag(run_id, "mlflow.loggedArtifacts", json.dumps([{"path": table, "type": "table"}]))
 
 
 def metric(key: str, value: float, at_ms: int, step: int = 0, **ids: Any) -> Metric:
@@ -371,7 +352,7 @@ def log_night(settings: Settings, record: RunRecord) -> str:
         experiment_id = ensure_experiment(client, settings, NIGHTS)
         close_stale(client, experiment_id)
         with mlflow_run(client, experiment_id, record) as run_id:
-            log_record(client, run_id, record, {}, "night")
+            log_record(client, run_id, record, {}, "night.md", "pairs.json")
         return run_id
 
 

@@ -12,7 +12,7 @@ from storage import Actor, MeasurementStore, ModelEvent, ReasonCode, RunKind, ca
 from tlp.core.errors import InvalidInputError, NotFoundError, RegistryError
 from tlp.core.faults import reached
 from tlp.core.registry import CHAMPION, REJECTED, ModelVersion, pin_alias, rejected_tag
-from tlp.registry.mlflow import error_code, none_if_missing, retrying
+from tlp.registry.mlflow import MISSING, none_if, retrying
 from tlp.registry.versions import Reader, family_of, numbers
 
 if TYPE_CHECKING:
@@ -171,13 +171,12 @@ def check_judged(
 
 
 # -- moving ---------------------------------------------------------------------------------------------------
-class Mover:
+class Mover(Reader):
     """Alias moves of one client, recorded in one store. The caller holds the model's lock."""
 
     def __init__(self, client: MlflowClient, store: MeasurementStore) -> None:
-        self._client = client
+        super().__init__(client)
         self._store = store
-        self._read = Reader(client)
 
     def tag(self, model: str, version: int, key: str, value: str) -> None:
         """Set a tag of a version."""
@@ -187,8 +186,8 @@ class Mover:
         self, model: str, alias: str, version: int, *, reason: str, by: Actor, from_version: int | None = None
     ) -> ModelEvent | None:
         """Announce the move, make it, record it. Killed at any point, `reconcile` knows whose move it was."""
-        target = self._read.get(model, version)
-        current = self._read.aliases(model).get(alias)
+        target = self.get(model, version)
+        current = self.aliases(model).get(alias)
         if current == version:
             return None
         rejected = rejected_tag(alias)
@@ -210,26 +209,25 @@ class Mover:
         return event
 
     def _announce(self, target: ModelVersion, event: ModelEvent, source: int | None) -> None:
-        """Write the intent where no page for people shows it: a tag of the version's run, if it has one."""
-        from mlflow.exceptions import MlflowException
+        """Write the intent where no page for people shows it: a tag of the version's run, if it has one.
 
+        The intent of the version moved away from goes: a store without history would take a person's move for it.
+        """
         client, key = self._client, INTENT + event.alias
         intent = {"at": event.at.isoformat(), "from": source, "to": target.version, "by": event.by.value}
         text = canonical_json(intent | {"reason": event.reason[:2000]})
-        if target.run_id is not None:
-            try:
-                retrying(lambda: client.set_tag(target.run_id, key, text))
-                return
-            except MlflowException as exc:  # a person deleted the run
-                if error_code(exc) not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "INVALID_STATE"):
-                    raise
-        retrying(lambda: client.set_registered_model_tag(event.model, key, text))
+        gone = (*MISSING, "INVALID_PARAMETER_VALUE", "INVALID_STATE")  # the run, or its tag
+        if not target.run_id or not none_if(gone, lambda: client.set_tag(target.run_id, key, text) or True):
+            retrying(lambda: client.set_registered_model_tag(event.model, key, text))
+        before = None if source is None else self._row(event.model, source)
+        if before is not None and before.run_id:
+            none_if(gone, lambda: client.delete_tag(before.run_id, key))
 
     def move_back(
         self, model: str, alias: str, version: int, *, from_version: int | None, reason: str, by: Actor
     ) -> ModelEvent:
         """A rollback: the version moved away from is rejected for that alias. Raises NotFoundError."""
-        self._read.get(model, version)
+        self.get(model, version)
         if from_version is not None:  # before the move: killed in between, the next rollback does the same again
             self.tag(model, from_version, rejected_tag(alias), reason)
         event = self.move(model, alias, version, reason=reason, by=by, from_version=from_version)
@@ -243,33 +241,34 @@ class Mover:
             return
         tag = rejected_tag(alias)
         if from_version is not None and (to_version is None or to_version < from_version):
-            tags = self._tags(model, from_version)
-            if tags is not None and tag not in tags:
+            row = self._row(model, from_version)
+            if row is not None and tag not in row.tags:
                 self.tag(model, from_version, tag, f"{alias} was moved away by a person")
-        if to_version is not None and tag in (self._tags(model, to_version) or ()):
+        row = None if to_version is None else self._row(model, to_version)
+        if row is not None and tag in row.tags:
             retrying(lambda: self._client.delete_model_version_tag(model, str(to_version), tag))
 
-    def _tags(self, model: str, version: int) -> Mapping[str, str] | None:
-        """Tags of a version; None if it is gone: an alias may name a version that is not there."""
-        row = none_if_missing(lambda: self._client.get_model_version(model, str(version)))
-        return None if row is None else row.tags
+    def _row(self, model: str, version: int) -> Any:
+        """MLflow's entity of a version; None if it is gone: an alias may name a version that is not there."""
+        return none_if(MISSING, lambda: self._client.get_model_version(model, str(version)))
 
     def is_rejected(self, model: str, version: int) -> bool:
         """Whether the pipeline may not make it champion; False for one that is gone."""
-        return REJECTED in (self._tags(model, version) or ())
+        row = self._row(model, version)
+        return row is not None and REJECTED in row.tags
 
     def previous(self, model: str, alias: str, current: int | None) -> int:
         """The version a rollback of `alias` goes to. Raises NotFoundError."""
         if alias != CHAMPION:
             scope = f" --device {alias.removeprefix(pin_alias(''))}"
         else:
-            scope = f" --family {family_of(model)}" if len(self._read.models()) > 1 else ""
+            scope = f" --family {family_of(model)}" if len(self.models()) > 1 else ""
         events = self._store.model_events(model=model)
-        return previous(model, alias, current, events, self._read.versions(model), scope=scope)
+        return previous(model, alias, current, events, self.versions(model), scope=scope)
 
     def reconcile(self, model: str) -> list[ModelEvent]:
         """Record the moves of the model's aliases that have no record; see `Registry.reconcile`."""
-        registered = self._read.registered(model)
+        registered = self.registered(model)
         if registered is None:
             return []
         aliases = numbers(registered)
@@ -296,9 +295,9 @@ class Mover:
     ) -> ModelEvent | None:
         """The announced move that led to `now` and was never recorded, if there is one."""
         intents = [model_tags.get(INTENT + alias)]
-        row = None if now is None else none_if_missing(lambda: self._client.get_model_version(model, str(now)))
+        row = None if now is None else self._row(model, now)
         if row is not None and row.run_id:
-            run = none_if_missing(lambda: self._client.get_run(row.run_id))
+            run = none_if(MISSING, lambda: self._client.get_run(row.run_id))
             intents.append(None if run is None else run.data.tags.get(INTENT + alias))
         for text in intents:
             intent: dict[str, Any] = json.loads(text) if text else {}

@@ -257,18 +257,15 @@ class Registry(ModelRegistry):
         """One mover of a model's aliases at a time on this host; flock, so it dies with its holder."""
         path = self._settings.locks_dir / f"registry-{family}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(path, timeout=_LOCK_TIMEOUT_S)
         try:
-            lock.acquire()
+            lock = filelock.FileLock(path, timeout=_LOCK_TIMEOUT_S).acquire()
         except filelock.Timeout as exc:
             raise BusyError(
                 f"another process has been moving aliases of {model_name(family)} for {_LOCK_TIMEOUT_S:.0f} s ({path})",
                 next_command="tlp status",
             ) from exc
-        try:
+        with lock:
             yield
-        finally:
-            lock.release()
 
 
 def models_at(store: MeasurementStore, server: str | None) -> tuple[list[dict[str, Any]], str | None]:

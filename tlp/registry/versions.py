@@ -24,15 +24,15 @@ from tlp.core.faults import reached
 from tlp.core.registry import CHAMPION, ModelRegistry, ModelVersion, Submission, UsableVersion, pin_alias
 from tlp.model.kinds import KINDS, MTL_TLP, kind_of, load_model
 from tlp.registry.mlflow import (
+    EXISTS,
+    MISSING,
     SUBMISSION_TAG,
-    error_code,
     import_mlflow,
-    import_pyfunc,
     log_metrics,
     log_record,
     metric,
     mlflow_run,
-    none_if_missing,
+    none_if,
     retrying,
     tag_text,
 )
@@ -97,7 +97,7 @@ class Reader:
 
     def registered(self, model: str) -> Any:
         """MLflow's entity with tags and aliases; None if there is no such model."""
-        return none_if_missing(lambda: self._client.get_registered_model(model))
+        return none_if(MISSING, lambda: self._client.get_registered_model(model))
 
     def aliases(self, model: str) -> dict[str, int]:
         """Alias → version; {} for a model that is not there. Never from a search: over HTTP those come without."""
@@ -119,7 +119,7 @@ class Reader:
 
     def get(self, model: str, version: int) -> ModelVersion:
         """One version. Raises NotFoundError naming the versions there are."""
-        row = none_if_missing(lambda: self._client.get_model_version(model, str(version)))
+        row = none_if(MISSING, lambda: self._client.get_model_version(model, str(version)))
         if row is None:
             known = ", ".join(str(v.version) for v in self.versions(model))
             raise NotFoundError(
@@ -236,7 +236,7 @@ def register_version(client: MlflowClient, experiment_id: str, what: Submission)
 def _register(client: MlflowClient, experiment_id: str, run_id: str, what: Submission) -> int:
     tags = {key: tag_text(value) for key, value in what.all_tags().items()}
     reached("run-opened")
-    log_record(client, run_id, what, tags, "gate")
+    log_record(client, run_id, what, tags, "gate.md", "gate.json")
     reached("logged")
     model = _log_model(client, experiment_id, run_id, what, tags)
     reached("uploaded")
@@ -289,7 +289,7 @@ def _log_model(
 def _save_pyfunc(folder: Path, what: Submission) -> None:
     import numpy as np
 
-    pyfunc = import_pyfunc()
+    pyfunc = import_mlflow("mlflow.pyfunc")
     from mlflow.models import ModelSignature
     from mlflow.types.schema import DataType, ParamSchema, ParamSpec, Schema, TensorSpec
 
@@ -326,30 +326,23 @@ def _feature_shape(checkpoint_dir: Path) -> tuple[int, int]:
 def _create_version(
     client: MlflowClient, run_id: str, model: LoggedModel, what: Submission, tags: Mapping[str, str]
 ) -> int:
-    from mlflow.exceptions import MlflowException
-
     name = model_name(what.family)
-    try:
-        client.create_registered_model(name)
-    except MlflowException as exc:
-        if error_code(exc) != "RESOURCE_ALREADY_EXISTS":
-            raise
-    for attempt in tenacity.Retrying(  # two processes that ask for the next number at once: one has to ask again
+    none_if(EXISTS, lambda: client.create_registered_model(name))
+    again = tenacity.Retrying(  # two processes that ask for the next number at once: one has to ask again
         retry=tenacity.retry_if_exception(lambda exc: "Model Version creation error" in str(exc)),
         stop=tenacity.stop_after_attempt(5),
         wait=tenacity.wait_random(0.0, 0.5),
         reraise=True,
-    ):
-        with attempt:
-            created = client.create_model_version(
-                name,
-                # Not `models:/<id>`: on SQLite MLflow looks such a source up in its process-wide tracking URI.
-                source=model.artifact_location,
-                run_id=run_id,
-                tags=dict(tags),
-                description=what.page or None,
-                await_creation_for=None,
-                model_id=model.model_id,
-            )
-            return int(created.version)
-    raise AssertionError("unreachable: tenacity returns or raises")
+    )
+    created = again(
+        client.create_model_version,
+        name,
+        # Not `models:/<id>`: on SQLite MLflow looks such a source up in its process-wide tracking URI.
+        source=model.artifact_location,
+        run_id=run_id,
+        tags=dict(tags),
+        description=what.page or None,
+        await_creation_for=None,
+        model_id=model.model_id,
+    )
+    return int(created.version)

@@ -80,11 +80,6 @@ def require_sampler(name: str, next_command: str) -> SamplerEntry:
     return _entry(SAMPLERS, "sampler", name, next_command)
 
 
-def choices(table: Mapping[str, SearchEntry] | Mapping[str, SamplerEntry]) -> str:
-    """The names of a table with their summaries, for `--help`."""
-    return "; ".join(f"{name} ({entry.summary})" for name, entry in table.items())
-
-
 def _entry(table: Mapping[str, E], what: str, name: str, next_command: str) -> E:
     if name not in table:
         raise InvalidInputError(f"{what} {name!r} is not known, there is {', '.join(table)}", next_command=next_command)

@@ -116,6 +116,10 @@ class ServiceKind:
     prepare: Callable[[Settings], None] | None = None
     external: Callable[[Settings], str | None] = lambda settings: None
 
+    def port_in(self, settings: Settings) -> int:
+        """Where it listens; 0 if it does not."""
+        return 0 if self.port is None else int(getattr(settings, self.port))
+
 
 def reachable_host(bind_host: str) -> str:
     """The host part of a URL under which this machine reaches a server bound to `bind_host`."""

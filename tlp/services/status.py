@@ -26,6 +26,7 @@ from tlp.services.schedules import ask
 from tlp.services.state import look, prefect_apis
 
 _RECENT_RUNS: Final = 10
+_RUN: Final = ("run_id", "kind", "state", "device", "started_at", "reason", "finished_at")
 _MEASURING: Final = (RunKind.MEASURE, RunKind.BOOTSTRAP)
 
 
@@ -46,7 +47,7 @@ def collect(fleet: Fleet) -> dict[str, Any]:
         "at": now,
         "devices": rows,
         "models": models,
-        "runs": [_run_row(run) for run in fleet.store.list_runs(limit=_RECENT_RUNS)],
+        "runs": [_fields(run, *_RUN) for run in fleet.store.list_runs(limit=_RECENT_RUNS)],
         "warnings": [
             *([registry_warning] if registry_warning else []),
             *_models(fleet, models),
@@ -65,15 +66,9 @@ def device_detail(fleet: Fleet, name: str) -> dict[str, Any]:
     device = fleet.store.get_device(name)
     models, _ = models_at(fleet.store, look(fleet.settings).url("mlflow"))
     (row,) = _device_rows(fleet, [device], models)
-    events = [{"at": e.at, "state": e.state.value, "reason": e.reason} for e in fleet.store.device_events(name)]
-    return row | {
-        "target": dict(device.target),
-        "facts": dict(device.facts),
-        "endpoint": dict(device.endpoint),
-        "enrolled_at": device.enrolled_at,
-        "noise_floor": noise_floor(fleet.store, name),
-        "history": events,
-    }
+    history = [_fields(event, "at", "state", "reason") for event in fleet.store.device_events(name)]
+    more = _fields(device, "target", "facts", "endpoint", "enrolled_at")
+    return row | more | {"noise_floor": noise_floor(fleet.store, name), "history": history}
 
 
 # -- rows -----------------------------------------------------------------------------------------------------
@@ -94,17 +89,14 @@ def _device_row(device: Device, counts: DeviceCounts, measuring: Sequence[Run], 
     """`eta_s` is 0 when the quota is in, null when nothing tells."""
     missing = max(device.min_samples - counts.samples_ok, 0)
     rate = measuring_rate(counts, measuring)
-    return {
-        "name": device.name,
-        "state": device.state.value,
-        "family": device.family,
-        "samples_ok": counts.samples_ok,
-        "samples_failed": counts.samples_failed,
-        "samples_flagged": counts.samples_flagged,
-        "min_samples": device.min_samples,
-        "champion_version": champion,
-        "eta_s": 0.0 if missing == 0 else missing / rate if rate else None,
-    }
+    known = _fields(device, "name", "state", "family", "min_samples")
+    counted = _fields(counts, "samples_ok", "samples_failed", "samples_flagged")
+    eta_s = 0.0 if missing == 0 else missing / rate if rate else None
+    return known | counted | {"champion_version": champion, "eta_s": eta_s}
+
+
+def _fields(row: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in names}
 
 
 def measuring_rate(counts: DeviceCounts, measuring: Sequence[Run]) -> float | None:
@@ -134,18 +126,6 @@ def _trust(fleet: Fleet, device: Device, champion: str | None) -> dict[str, Any]
         return {"canary": None, "live": None}
     live = None if champion is None else quality.summary(fleet, device.name, str(champion))
     return {"canary": canary.summary(fleet.store, device.name), "live": live}
-
-
-def _run_row(run: Run) -> dict[str, Any]:
-    return {
-        "run_id": run.run_id,
-        "kind": run.kind.value,
-        "state": run.state.value,
-        "device": run.device,
-        "started_at": run.started_at,
-        "reason": run.reason,
-        "finished_at": run.finished_at,
-    }
 
 
 # -- warnings: what a person should know, one sentence each, the command to type at its end -------------------

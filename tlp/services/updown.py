@@ -42,22 +42,22 @@ def up(settings: Settings, on_progress: Progress = _silent) -> ServicesView:
         RegistryError: the registry's database cannot be made.
     """
     with _exclusive(settings):
-        start = _Start(settings, on_progress)
-        missing = start.missing(SERVICES)
-        ports = {kind.name: getattr(settings, kind.port) for kind in missing if kind.port is not None}
-        for name, port in ports.items():
-            processes.check_port(settings.bind_host, port, f"TLP_{name.upper()}_PORT")
+        launch = _Launch(settings, on_progress)
+        missing = launch.missing(SERVICES)
+        for kind in missing:
+            if kind.port is not None:
+                processes.check_port(settings.bind_host, kind.port_in(settings), f"TLP_{kind.port.upper()}")
         try:
             # those that have to be prepared last: the others start meanwhile
             servers = sorted((kind for kind in SERVICES if kind.port is not None), key=lambda kind: bool(kind.prepare))
             for wave in (servers, [kind for kind in SERVICES if kind.port is None]):
                 for kind in (kind for kind in wave if kind in missing):
-                    start.one(kind, ports.get(kind.name, 0))
-                    write(settings, start.view.services)
-                start.wait(wave)
+                    launch.start(kind, kind.port_in(settings))
+                    write(settings, launch.view.services)
+                launch.wait(wave)
         except BaseException:
-            start.undo()
-            write(settings, start.view.services)
+            launch.undo()
+            write(settings, launch.view.services)
             raise
         view = look(settings)
         for warning in view.warnings():
@@ -93,15 +93,15 @@ def temporary_services(
     Raises:
         ServiceError: as `up`.
     """
-    start = _Start(settings.model_copy(update={"bind_host": "127.0.0.1"}), on_progress)
-    kinds = start.missing([kind for kind in SERVICES if kind.name in names])
+    launch = _Launch(settings.model_copy(update={"bind_host": "127.0.0.1"}), on_progress)
+    kinds = launch.missing([kind for kind in SERVICES if kind.name in names])
     try:
         for kind in kinds:
-            start.one(kind, processes.free_port(), owner=os.getpid())
-        start.wait(kinds)
-        yield start.view
+            launch.start(kind, processes.free_port(), owner=os.getpid())
+        launch.wait(kinds)
+        yield launch.view
     finally:
-        start.undo()
+        launch.undo()
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def _exclusive(settings: Settings) -> Iterator[None]:
         ) from exc
 
 
-class _Start:
+class _Launch:
     """Services that are started, beside those that are alive already.
 
     Attributes:
@@ -134,10 +134,10 @@ class _Start:
 
     def missing(self, kinds: Collection[ServiceKind]) -> list[ServiceKind]:
         """Those of the kinds that neither are up nor somebody else's."""
-        there = {*self.view.external, *(service.name for service in self.view.services)}
-        return [kind for kind in kinds if kind.name not in there]
+        running = {*self.view.external, *(service.name for service in self.view.services)}
+        return [kind for kind in kinds if kind.name not in running]
 
-    def one(self, kind: ServiceKind, port: int, owner: int | None = None) -> None:
+    def start(self, kind: ServiceKind, port: int, owner: int | None = None) -> None:
         """Start one; it ends with the process `owner`, if that is given. Raises ServiceError."""
         self._report(kind.name, "starting")
         if kind.prepare is not None:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from tlp.cli._app import build
+from tlp.model.kinds import KINDS
+from tlp.search.table import SAMPLERS, SEARCHES
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMANDS = (
@@ -109,6 +111,28 @@ def test_usage_errors_exit_with_2_and_say_what_to_type(tlp, arguments):
     assert as_json.code == 2
     assert as_json.out == ""
     assert set(as_json.error) == {"error", "class", "next_command"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        ("measure x --samples 1000000001", "--samples"),
+        ("tune x --device y --trials 1000000001", "--trials"),
+        ("tune --due --trials 1000000001", "--trials"),
+        ("bootstrap x --min-samples -1", "--min-samples"),
+        ("bootstrap x --min-samples many", "--min-samples"),
+    ],
+)
+def test_a_request_that_is_not_acceptable_names_the_option(tlp, arguments, option):
+    answer = tlp(*arguments.split())
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith(f"error: {option} is ") and "try:   tlp" in answer.err
+
+
+def test_help_lists_what_the_tables_have(tlp):
+    for command, names in (("tune", SEARCHES), ("measure", SAMPLERS), ("bootstrap", SAMPLERS), ("train", KINDS)):
+        text = tlp(command, "--help").out
+        assert all(name in text for name in names) and len(names) > 1
 
 
 def test_version(tlp):

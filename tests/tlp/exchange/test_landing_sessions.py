@@ -26,7 +26,7 @@ from tlp.fleet import runs
 from tlp.measure import MeasureInput, MeasureOutcome, session
 from tlp.measure.fake import FakeRunner
 from tlp.measure.session import measure_device
-from tlp.pipeline import stages as pipeline
+from tlp.pipeline import measure as pipeline
 from tlp.search.samplers import random_programs
 
 TARGET = {"kind": "llvm", "mcpu": "x86-64-v2", "num-cores": 1}

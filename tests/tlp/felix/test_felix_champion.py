@@ -21,7 +21,7 @@ from tlp.felix.config import FEATURE_VERSION, KIND, FelixConfig
 from tlp.felix.network import FelixNetwork
 from tlp.felix.search import FelixChampion
 from tlp.model.checkpoint import Manifest
-from tlp.pipeline import stages as pipeline
+from tlp.pipeline import tune as pipeline
 from tlp.registry import Registry, model_name
 from tlp.report.tuning import tuning_report
 

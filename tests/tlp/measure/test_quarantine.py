@@ -23,7 +23,7 @@ from tlp.fleet import runs, states
 from tlp.measure import quarantine
 from tlp.measure.fake import FakeRunner
 from tlp.measure.session import measure_device
-from tlp.pipeline import stages as pipeline
+from tlp.pipeline import measure as pipeline
 from tlp.search.samplers import random_programs
 
 TARGET = {"kind": "llvm", "mcpu": "x86-64-v2", "num-cores": 1}
@@ -115,7 +115,7 @@ def test_a_run_is_refused_until_the_probe_is_due_and_starts_when_it_went_well(st
         "tlp.measure.quarantine.open_runner",
         lambda device, settings, *, quarantined=False: FakeRunner(lost=lambda: gone),
     )
-    monkeypatch.setattr("tlp.pipeline.stages.open_runner", lambda device, settings: FakeRunner())
+    monkeypatch.setattr("tlp.pipeline.measure.open_runner", lambda device, settings: FakeRunner())
     quarantined(store, 0)
     with pytest.raises(UserError, match=r"is quarantined since .* the next probe is due in \d+ s") as caught:
         pipeline.measure(fleet_of(limits, store), MeasureRequest(device="board", samples=2))

@@ -32,7 +32,7 @@ from tlp.measure import MeasureInput, MeasureOutcome
 from tlp.measure.pool import Limits
 from tlp.measure.rpc import RpcRunner
 from tlp.measure.tracker import MAGIC, Queue, TrackerClient
-from tlp.pipeline import stages as pipeline
+from tlp.pipeline import measure as pipeline
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 OK = MeasurementState.OK

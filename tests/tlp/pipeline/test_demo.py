@@ -26,6 +26,7 @@ from storage import (
 from tlp.core import processes as _process
 from tlp.core.settings import get_settings
 from tlp.pipeline import demo
+from tlp.pipeline.curve import Curve, curve_of_run
 from tlp.report import summary_plot
 
 
@@ -83,10 +84,10 @@ def test_the_tuning_curve_starts_when_every_task_has_a_latency():
     measure(before, 0, [3.0])
     measure(run_id, 1, [None, 5.0])
     measure(run_id, 0, [4.0, 1.0])
-    assert demo.tuning_curve(store, "net", "cpu", run_id) == ([2, 3, 4], [11.0, 11.0, 7.0])
+    network = store.get_network("net")
+    assert curve_of_run(store, network, "cpu", run_id) == Curve(4, 1, [(2, 11.0), (4, 7.0)])
     measure(before, 1, [2.0])  # somebody else's, after the run
-    assert demo.tuning_curve(store, "net", "cpu", run_id)[1][-1] == 7.0
-    assert demo.tuning_curve(store, "net", "cpu", "nosuch") == ([], [])
+    assert curve_of_run(store, network, "cpu", run_id).points[-1] == (4, 7.0)
 
 
 def test_the_plot_is_a_png(tmp_path):

@@ -14,7 +14,7 @@ from tlp.core.errors import InvalidInputError
 from tlp.core.fleet import Fleet
 from tlp.core.requests import BootstrapRequest, MeasureRequest
 from tlp.core.settings import Settings
-from tlp.pipeline import stages as pipeline
+from tlp.pipeline import measure as pipeline
 from tlp.training import saturation
 
 DEVICE = "new"

@@ -9,7 +9,7 @@ from pathlib import Path
 import mlflow
 import pytest
 
-from storage import Actor
+from storage import Actor, DuckDBStore
 from tests.tlp.registry.helpers import FAMILY, MODEL, add_versions, client_of
 from tlp.core.registry import Submission
 from tlp.core.settings import Settings
@@ -58,6 +58,16 @@ def test_pages_show_nothing_that_only_the_program_reads(registry: Registry, befo
     assert before.get_registered_model(MODEL).tags == {}
     assert before.get_model_version(MODEL, "2").tags == {}
     assert "tlp.intent.champion" in before.get_run(registry.show(FAMILY, 2).run_id).data.tags
+
+
+def test_a_store_without_history_sees_a_persons_move(
+    registry: Registry, before: mlflow.MlflowClient, mlflow_settings: Settings
+) -> None:
+    for version in (1, 2):
+        registry.promote(FAMILY, version, reason="better")
+    before.set_registered_model_alias(MODEL, "champion", "1")
+    (event,) = Registry(mlflow_settings, DuckDBStore()).reconcile()
+    assert (event.to_version, event.by) == ("1", Actor.PERSON)
 
 
 def test_a_version_without_a_run_is_promoted_all_the_same(registry: Registry, before: mlflow.MlflowClient) -> None:

@@ -18,7 +18,7 @@ from tlp.language.vocabulary import Vocabulary
 from tlp.model.checkpoint import Checkpoint, Manifest
 from tlp.model.config import TLPConfig
 from tlp.model.network import MTLTLP
-from tlp.pipeline import stages as pipeline
+from tlp.pipeline import tune as pipeline
 from tlp.registry import Registry, model_name
 
 FAMILY = "followed"

@@ -27,7 +27,7 @@ from tlp.core.processes import main, owned_command
 from tlp.core.settings import Settings
 from tlp.registry import Registry
 from tlp.services import mlflow, prefect, processes, state, updown
-from tlp.services.contract import Service, reachable_host
+from tlp.services.contract import Service, ServiceKind, reachable_host
 from tlp.services.mlflow import MLFLOW
 
 
@@ -249,21 +249,42 @@ def test_each_server_is_reported_when_it_answers_counted_from_its_start(tmp_path
         thread.start()
         own, url = psutil.Process(), f"http://127.0.0.1:{server.server_port}"
         now = datetime.now(UTC)
-        start = updown._Start(Settings(home=tmp_path), lambda name, what: progress.append((name, what)))
-        start._begun = now - timedelta(seconds=60)
-        start.view = services.ServicesView(
+        launch = updown._Launch(Settings(home=tmp_path), lambda name, what: progress.append((name, what)))
+        launch._begun = now - timedelta(seconds=60)
+        launch.view = services.ServicesView(
             tuple(
                 started(name, tmp_path, pid=own.pid, create_time=own.create_time(), url=url, started_at=at.isoformat())
                 for name, at in (("mlflow", now), ("prefect", now - timedelta(seconds=35)))
             )
         )
         try:
-            start.wait([MLFLOW, prefect.PREFECT])
+            launch.wait([MLFLOW, prefect.PREFECT])
         finally:
             server.shutdown()
             thread.join()
     assert [name for name, _ in progress] == ["prefect", "mlflow"]
     assert int(progress[0][1].split()[2]) >= 35
+
+
+def test_a_new_service_is_one_entry_of_the_table(settings: Settings) -> None:
+    """What has a command, a port and a health path is started, waited for, shown and stopped."""
+    serve = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1"]
+    page = ServiceKind("page", lambda _, port, _view: ([*serve, str(port)], {}), port="page_port", health="state.json")
+    settings.home.mkdir()
+    settings.home.joinpath("state.json").write_text("{}")
+    progress: list[tuple[str, str]] = []
+    launch = updown._Launch(settings, lambda name, what: progress.append((name, what)))
+    assert launch.missing([page]) == [page]
+    launch.start(page, processes.free_port())
+    try:
+        launch.wait([page])
+        assert launch.missing([page]) == []
+        assert httpx.get(f"{launch.view.url('page')}/state.json", trust_env=False).json() == {}
+        assert launch.view.as_dict()["page"]["up"] is True
+    finally:
+        launch.undo()
+    assert [what.split()[0] for _, what in progress] == ["starting", "ready", "stopped"]
+    assert launch.view.services == ()
 
 
 @pytest.mark.parametrize("name", ["mlflow", "prefect"])

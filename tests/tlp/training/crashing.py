@@ -27,7 +27,7 @@ from tlp.fleet import locks, runs, states
 from tlp.model.checkpoint import Checkpoint, Manifest
 from tlp.model.config import TLPConfig
 from tlp.model.network import MTLTLP
-from tlp.pipeline import stages as pipeline
+from tlp.pipeline import train as pipeline
 from tlp.registry import Registry, kept
 from tlp.training import submit
 from tlp.training.data.dataset import Dataset

@@ -34,7 +34,7 @@ from tlp.language.vocabulary import Vocabulary
 from tlp.model.checkpoint import Checkpoint
 from tlp.model.config import TLPConfig
 from tlp.model.predictor import Predictor
-from tlp.pipeline import stages as pipeline
+from tlp.pipeline import train as pipeline
 from tlp.pipeline.evaluate import evaluate_version
 from tlp.registry import Registry
 from tlp.search.providers import open_provider

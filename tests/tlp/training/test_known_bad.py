@@ -144,7 +144,7 @@ def test_a_head_that_was_not_trained_counts(fleet: Fleet, tmp_path: Path) -> Non
     assert result.gate is not None
     bad = [c for c in result.gate.comparisons if c.verdict != "ok"]
     assert {(c.device, c.k) for c in bad} == {(OTHER, 1)} and "loses more than 0.005" in bad[0].verdict
-    page = fleet.registry.versions[-1].page
+    page = fleet.registry.versions[-1].submission.page
     assert "stopped by the gate" in page and "loses more than 0.005" in page and "started from: version 1" in page
 
 
@@ -160,5 +160,5 @@ def test_a_lost_champion_is_stood_in_for(fleet: Fleet, tmp_path: Path) -> None:
     assert result.version == 3 and registry.versions[2].tags["trained_from"] == "version 1"
     assert registry.versions[2].tags["judged_against"] == "version 1"
     (said,) = result.to_json()["warnings"]
-    assert "version 1, the last good one" in said and said in registry.versions[2].page
+    assert "version 1, the last good one" in said and said in registry.versions[2].submission.page
     assert result.promoted and registry.champion == {"x86_64": 3}  # and the family has a champion again

@@ -85,7 +85,11 @@ def test_the_loop(fleet: DuckDBStore, quick: Settings, registry: FakeRegistry) -
     assert {d.state for d in fleet.list_devices()} == {DeviceState.SERVING}
     version = registry.versions[0]
     assert version.tags["gate"] == "passed" and {"top1", "top5", "top1.x86-64-v2"} <= set(version.metrics)
-    assert set(version.figures) == {"top_k.png", "networks_top1.png", "learning_curve.png"}
+    assert {figure.name for figure in version.submission.figures} == {
+        "top_k.png",
+        "networks_top1.png",
+        "learning_curve.png",
+    }
     assert Checkpoint.load(version.checkpoint_dir).heads == ("x86-64-v2", "x86-64-v3")
 
     # nothing new: skipped, with the numbers

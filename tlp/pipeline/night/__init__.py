@@ -1,13 +1,6 @@
 """The tuning night: which networks are due on which devices, in which order, with how many programs each.
 
-    night = Night(store, settings)
-    night.decide()
-    with night.open():
-        for pair in night.pairs():
-            night.add(night.tune(pair))
-        report = night.close()
-
-`flows/tune_all.py` strings it together; docs/operations.md says what its sentences mean.
+`flows/tune_all.py` shows how it is used; docs/operations.md says what its sentences mean.
 """
 
 from tlp.pipeline.night._due import Decided, Pair, decide, plan

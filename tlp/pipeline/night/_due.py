@@ -2,7 +2,7 @@
 
 A pair of network and device is due if
 
-1. its last tuning run with the champion was interrupted or killed: it is gone on with;
+1. its last tuning run with the champion was interrupted or killed: that run is resumed;
 2. it was never tuned with a champion;
 3. the champion of the device is another version than the one its last run ended with;
 4. its runs with that version have measured fewer than `tune_trials` programs, and the last one did not end because the
@@ -18,15 +18,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import takewhile
 from typing import Any, Final
 
 from storage import Device, DeviceState, MeasurementStore, Network, ReasonCode, Run, RunKind, RunState
 from tlp.core.errors import RegistryError, RegistryUnavailableError, TlpError, UserError
 from tlp.core.fleet import Fleet
+from tlp.core.registry import CHAMPION
 from tlp.fleet import states
 from tlp.measure import quarantine
 from tlp.measure.endpoint import endpoint_of
-from tlp.registry import CHAMPION, ResolvedModel
 from tlp.search.tuning import find_resumable
 
 _USED_UP: Final = (ReasonCode.FLAT, ReasonCode.EXHAUSTED)  # another run with the same champion gains nothing
@@ -62,16 +63,9 @@ class Pair:
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; `last_at` as ISO 8601."""
-        return {
-            "network": self.network,
-            "device": self.device,
-            "due": self.due,
-            "reason": self.reason,
-            "numbers": dict(self.numbers),
-            "resume": self.resume,
-            "need": self.need,
-            "last_at": None if self.last_at is None else self.last_at.isoformat(),
-        }
+        keys = ("network", "device", "due", "reason", "resume", "need")
+        last_at = None if self.last_at is None else self.last_at.isoformat()
+        return {key: getattr(self, key) for key in keys} | {"numbers": dict(self.numbers), "last_at": last_at}
 
 
 @dataclass(frozen=True)
@@ -92,19 +86,10 @@ class Decided:
         return tuple(pair for pair in self.pairs if pair.due)
 
 
-def decide(
-    fleet: Fleet,
-    *,
-    device: str | None = None,
-    network: str | None = None,
-    probe: bool = False,
-) -> Decided:
+def decide(fleet: Fleet, *, device: str | None = None, network: str | None = None, probe: bool = False) -> Decided:
     """Look at every network on every device.
 
     Args:
-        store: the store.
-        settings: `tune_trials`, `tune_batch`.
-        registry: asked for the version in force on each device.
         device: only this one.
         network: only this one.
         probe: probe quarantined devices whose probe is due; what answers is back in work.
@@ -115,36 +100,23 @@ def decide(
     """
     devices = fleet.store.list_devices() if device is None else [fleet.store.get_device(device)]
     networks = fleet.store.list_networks() if network is None else [fleet.store.get_network(network)]
-    left_out: dict[str, str] = {}
-    tunable = []
-    for found in networks:
-        why = _no_network(found)
-        if why is None:
-            tunable.append(found)
-        else:
-            left_out[f"network {found.name}"] = why
+    left_out = {f"network {row.name}": why for row in networks if (why := _no_network(row))}
+    tunable = [row for row in networks if f"network {row.name}" not in left_out]
     pairs: list[Pair] = []
     outage: RegistryUnavailableError | None = None
     for row in devices:
-        why = _no_device(fleet, row, probe)
-        champion = None
+        why, champion = _no_device(fleet, row, probe), ""
         if why is None:
             try:
-                used = fleet.registry.usable(row.family, row.name, lambda resolved: resolved)
-                champion = str(used.version)
-                if not _serves(
-                    fleet.store, fleet.store.get_device(row.name), used.loaded
-                ):  # a probe may have brought it back
-                    without = f"version {used.version} has no head for it"
-                    champion, why = None, f"it is {row.state}, and {without} (tlp bootstrap {row.name})"
+                champion, why = _champion(fleet, row.name)
             except (RegistryError, UserError) as exc:
                 why = f"no version to tune with: {exc.message}"
                 outage = exc if isinstance(exc, RegistryUnavailableError) else outage
-        if champion is None:
-            left_out[f"device {row.name}"] = why or "no version to tune with"
+        if why is not None:
+            left_out[f"device {row.name}"] = why
             continue
         tuned = _runs_by_network(fleet.store, row.name)
-        pairs += [_decide(fleet, found, row.name, tuned.get(found.name, []), champion) for found in tunable]
+        pairs += [_decide(fleet, each, row.name, tuned.get(each.name, []), champion) for each in tunable]
     if outage is not None and not pairs:
         raise outage
     return Decided(tuple(sorted(pairs, key=_order)), left_out)
@@ -199,43 +171,56 @@ def _no_device(fleet: Fleet, device: Device, probe: bool) -> str | None:
     return None
 
 
-def _serves(store: MeasurementStore, device: Device, version: ResolvedModel) -> bool:
-    """Whether the device is served: it is said so, or a person moved the champion and it has a head for it."""
-    state = states.state_before(store, device.name, *states.BUSY) if device.state in states.BUSY else device.state
-    return state is DeviceState.SERVING or device.name in version.devices
+def _champion(fleet: Fleet, name: str) -> tuple[str, str | None]:
+    """The version in force on a device, and why it cannot be tuned for, if it is not served.
+
+    It is served if its state says so, or if a person moved the champion to a version that has a head for it.
+    """
+    device = fleet.store.get_device(name)  # a probe may have brought it back
+    version = fleet.registry.usable(device.family, name, lambda resolved: resolved)
+    state = states.state_before(fleet.store, name, *states.BUSY) if device.state in states.BUSY else device.state
+    if state is DeviceState.SERVING or name in version.loaded.devices:
+        return str(version.version), None
+    without = f"version {version.version} has no head for it (tlp bootstrap {name})"
+    return str(version.version), f"it is {device.state}, and {without}"
 
 
 def _runs_by_network(store: MeasurementStore, device: str) -> dict[str, list[Run]]:
-    found: dict[str, list[Run]] = {}
-    for run in store.list_runs(kind=RunKind.TUNE, device=device):  # newest first
-        found.setdefault(str(run.params.get("network")), []).append(run)
-    return found
+    """Network → its tuning runs on a device, newest first."""
+    tuned: dict[str, list[Run]] = {}
+    for run in store.list_runs(kind=RunKind.TUNE, device=device):
+        tuned.setdefault(str(run.params.get("network")), []).append(run)
+    return tuned
 
 
 def _decide(fleet: Fleet, network: Network, device: str, tuned: Sequence[Run], champion: str) -> Pair:
-    """Args: tuned: runs of the pair, newest first, whatever model they were with."""
+    """The pair with its reason.
+
+    Args:
+        tuned: runs of the pair, newest first, whatever model they were with.
+        champion: the version in force.
+    """
     name, goal = network.name, fleet.settings.tune_trials
-    where = f"{name} on {device}"
-    mine = [run for run in tuned if run.params.get("model") == CHAMPION]
-    last_at = mine[0].started_at if mine else None
-    least = fleet.settings.tune_batch * len(network.tasks)
+    with_champion = [run for run in tuned if run.params.get("model") == CHAMPION]
     numbers: dict[str, Any] = {"trials": 0, "tune_trials": goal, "version": None, "champion": champion}
+    least = fleet.settings.tune_batch * len(network.tasks)
+    last_at = with_champion[0].started_at if with_champion else None
 
     def pair(due: bool, reason: str, need: int = 0, *, resume: bool = False, spent: int = 0) -> Pair:
-        return Pair(name, device, due, f"{where}: {reason}", numbers, resume, need, least, spent, last_at)
+        return Pair(name, device, due, f"{name} on {device}: {reason}", numbers, resume, need, least, spent, last_at)
 
     if tuned and tuned[0].state is RunState.RUNNING:
         return pair(False, f"run {tuned[0].run_id[:8]} is tuning it")
-    if mine and mine[0] is tuned[0] and mine[0].state in _INTERRUPTED:
-        total = int(mine[0].params.get("trials", goal))
-        ids = find_resumable(fleet.store, name, device).run_ids
-        spent = len(set().union(*(_programs(fleet.store, run_id) for run_id in ids)))
-        numbers |= {"trials": spent, "tune_trials": total, "version": _ended_with(fleet.store, mine[0])}
-        how = "was killed" if mine[0].state is RunState.CRASHED else "was interrupted"
-        text = f"run {mine[0].run_id[:8]} {how} after {spent} of {total} programs"
+    if with_champion and with_champion[0] is tuned[0] and tuned[0].state in _INTERRUPTED:
+        total = int(tuned[0].params.get("trials", goal))
+        parts = find_resumable(fleet.store, name, device).run_ids
+        spent = len(set().union(*(_programs(fleet.store, run_id) for run_id in parts)))
+        numbers |= {"trials": spent, "tune_trials": total, "version": _ended_with(fleet.store, tuned[0])}
+        how = "was killed" if tuned[0].state is RunState.CRASHED else "was interrupted"
+        text = f"run {tuned[0].run_id[:8]} {how} after {spent} of {total} programs"
         return pair(True, text, max(total - spent, 0), resume=True, spent=spent)
-    parts = {run.params.get("resumed_from") for run in mine}
-    whole = [run for run in mine if run.run_id not in parts and _measured(fleet.store, run)]
+    resumed = {run.params.get("resumed_from") for run in with_champion}
+    whole = [run for run in with_champion if run.run_id not in resumed and _measured(fleet.store, run)]
     if not whole:
         other = f" (its last run was with {tuned[0].params.get('model')})" if tuned else ""
         return pair(True, f"never tuned with a champion{other}", goal)
@@ -244,12 +229,8 @@ def _decide(fleet: Fleet, network: Network, device: str, tuned: Sequence[Run], c
     if version != champion:
         text = f"last tuned with version {version} on {last.started_at:%Y-%m-%d}, version {champion} is champion now"
         return pair(True, text, goal)
-    trials = 0
-    for run in whole:
-        if _ended_with(fleet.store, run) != champion:
-            break
-        trials += _trials(fleet.store, run)
-    numbers["trials"] = trials
+    of_version = takewhile(lambda run: _ended_with(fleet.store, run) == champion, whole)
+    numbers["trials"] = trials = sum(_trials(fleet.store, run) for run in of_version)
     so_far = f"{trials} of {goal} programs with version {champion}"
     if last.code in _USED_UP:
         return pair(False, f"{so_far}, and its last run ended: {last.reason}")

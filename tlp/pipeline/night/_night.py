@@ -15,15 +15,16 @@ from tlp.core.fleet import Fleet
 from tlp.core.progress import say
 from tlp.core.requests import NightRequest, TuneRequest
 from tlp.fleet import runs
-from tlp.pipeline import stages as pipeline
-from tlp.pipeline.night import _curve, _log
+from tlp.pipeline import curve as curves
+from tlp.pipeline import tune as tuning
+from tlp.pipeline.night import _report
 from tlp.pipeline.night._due import Decided, Pair, decide, plan
 from tlp.pipeline.night._registry import NightRegistry
 from tlp.report import night as pages
 from tlp.search.tuning import find_resumable
 
 WHAT: Final = "tuning night"  # `params["what"]` of a night's own run
-SAME_NIGHT: Final = timedelta(hours=12)  # a night that was killed goes on with what is left of its budget until then
+SAME_NIGHT: Final = timedelta(hours=12)  # a night that was killed continues with what is left of its budget until then
 _RECENT_RUNS: Final = 500
 
 
@@ -34,15 +35,15 @@ class Turn:
     Attributes:
         pair: as it stands now.
         trials: programs it gets.
-        best: what is known before, workload → seconds.
-        known: programs of its earlier parts, if it is resumed.
+        best: latencies known before, workload → seconds.
+        seen: programs of its earlier parts, if it is resumed.
         at: when its turn began, UTC; `clock` by the monotonic clock, seconds.
     """
 
     pair: Pair
     trials: int
     best: Mapping[str, float]
-    known: frozenset[str]
+    seen: frozenset[str]
     at: datetime
     clock: float
 
@@ -75,15 +76,21 @@ class Night:
     def decide(self) -> dict[str, Any]:
         """Which pairs are due, with the programs each would get; see `report` for the keys.
 
-        A dry run leaves quarantined devices alone instead of probing those whose probe is due.
+        A dry run leaves quarantined devices alone instead of probing those whose probe is due. If nothing is due, any
+        other one records a skipped run.
 
         Raises:
             NotFoundError: no such device.
             RegistryUnavailableError: MLflow does not answer and no champion is known without it.
         """
+        dry_run = self._request.dry_run
         self._registry.reconcile()  # a champion that a person moved meanwhile is recorded before it is used
-        self._decided = decide(self._fleet, device=self._request.device, probe=not self._request.dry_run)
-        return self.report(("would tune: " if self._decided.due else "nothing to do: ") + self._why())
+        self._decided = decide(self._fleet, device=self._request.device, probe=not dry_run)
+        report = self.report(("would tune: " if self._decided.due else "nothing to do: ") + self._why())
+        if not dry_run and not self._decided.due:
+            with self._open_run() as run:
+                run.skip(report["reason"])
+        return report
 
     def _why(self) -> str:
         shown = self._decided.due or self._decided.pairs
@@ -95,16 +102,10 @@ class Night:
         """Whether anything is to be done."""
         return bool(self._decided.due)
 
-    def skip(self, reason: str) -> None:
-        """Record that there was nothing to do, and why."""
-        with runs.open_run(self._store, RunKind.TUNE, params=self._params()) as run:
-            run.skip(reason)
-
     @contextmanager
     def open(self) -> Iterator[None]:
         """The night's own run row, for the length of the body."""
-        with runs.open_run(self._store, RunKind.TUNE, params=self._params()) as run:
-            self._run = run
+        with self._open_run() as self._run:
             yield
 
     def turns(self) -> Iterator[Turn]:
@@ -112,17 +113,13 @@ class Night:
         queue = list(self._decided.due)
         for index, planned in enumerate(queue):
             try:
-                found = decide(
-                    self._fleet,
-                    device=planned.device,
-                    network=planned.network,
-                )
+                decided = decide(self._fleet, device=planned.device, network=planned.network)
             except TlpError as exc:  # MLflow went away meanwhile, say: the next pair may be of another family
                 self._wait(planned, exc.message)
                 continue
-            pair = next(iter(found.pairs), None)
+            pair = next(iter(decided.pairs), None)
             if pair is None or not pair.due:
-                self._wait(planned, pair.reason if pair else "; ".join(found.left_out.values()))
+                self._wait(planned, pair.reason if pair else "; ".join(decided.left_out.values()))
                 continue
             if time.monotonic() - self._clock > self._settings.tune_night_s:
                 self._wait(planned, f"the night has lasted {self._settings.tune_night_s / 3600:g} h")
@@ -136,43 +133,37 @@ class Night:
             yield self._turn(pair, share)
 
     def _turn(self, pair: Pair, share: int) -> Turn:
-        known: frozenset[str] = frozenset()
+        seen: frozenset[str] = frozenset()
         if pair.resume:
             parts = find_resumable(self._store, pair.network, pair.device).run_ids
-            known = frozenset(p for part in parts for p in self._store.measurements(run_id=part)["program_id"])
-        best = _curve.best(self._store, pair.network, pair.device)
+            seen = frozenset(p for part in parts for p in self._store.measurements(run_id=part)["program_id"])
+        best = curves.best(self._store, self._store.get_network(pair.network), pair.device)
         say(f"{pair.reason}: {share} programs")
-        return Turn(pair, share, best, known, datetime.now(UTC), time.monotonic())
+        return Turn(pair, share, best, seen, datetime.now(UTC), time.monotonic())
 
     def tune(self, turn: Turn) -> dict[str, Any]:
         """Tune a pair until it is flat or has its programs; returns its row of the report.
 
         Raises:
-            What `pipeline.tune` raises: hand it to `failed`.
+            What `tlp.pipeline.tune.tune` raises: hand it to `failed`.
         """
         pair = turn.pair
-        total: int | None = turn.trials
+        trials: int | None = turn.trials
         if pair.resume:  # the interrupted run's own total, unless the night has not that much left
-            total = None if turn.trials >= pair.need else pair.spent + turn.trials
+            trials = None if turn.trials >= pair.need else pair.spent + turn.trials
         request = TuneRequest(
-            network=pair.network, device=pair.device, trials=total, resume=pair.resume, until_flat=True
+            network=pair.network, device=pair.device, trials=trials, resume=pair.resume, until_flat=True
         )
-        report = pipeline.tune(self._fleet, request)
-        return self._row(turn, "tuned", report["reason"], report)
+        report = tuning.tune(self._fleet, request)
+        return self._add(turn, "tuned", report["reason"], report)
 
-    def failed(self, turn: Turn, exc: Exception) -> dict[str, Any]:
-        """The row of a pair whose tuning raised; what it measured before counts."""
+    def failed(self, turn: Turn, exc: Exception) -> None:
+        """Take up a pair whose tuning raised; what it measured before counts."""
         ended = "busy" if isinstance(exc, BusyError) else "failed"
         text = exc.message if isinstance(exc, TlpError) else f"{type(exc).__name__}: {exc}"
         self._errors.append(exc)
         say(f"{turn.pair.network} on {turn.pair.device}: {ended}: {text}")
-        return self._row(turn, ended, " ".join(text.split()), {})
-
-    def add(self, row: dict[str, Any]) -> None:
-        """Take up a pair's row; the night's run has it from now on, however the night ends."""
-        self.rows.append(row)
-        if self._run is not None:
-            self._run.result = {"tuned": self.rows, "trials": self._spent()}
+        self._add(turn, ended, " ".join(text.split()), {})
 
     def close(self) -> dict[str, Any]:
         """The report, also in the night's run row and in MLflow."""
@@ -182,7 +173,7 @@ class Night:
             self._registry.outages.append(exc.message)
         report = self.report(self._outcome())
         try:
-            report["mlflow_run"] = _log.log(self._settings, self.at, report, self._curves)
+            report["mlflow_run"] = _report.log(self._settings, self.at, report, self._curves)
         except TlpError as exc:
             report["warnings"].append(f"the night is in the store, not in MLflow: {exc.message}")
         if self._run is not None:
@@ -223,8 +214,16 @@ class Night:
         }
 
     # -- inside -----------------------------------------------------------------------------------------------
-    def _params(self) -> dict[str, Any]:
-        return {"what": WHAT, "budget": self.budget, "spent_before": self.spent_before, "device": self._request.device}
+    @contextmanager
+    def _open_run(self) -> Iterator[runs.OpenRun]:
+        params = {
+            "what": WHAT,
+            "budget": self.budget,
+            "spent_before": self.spent_before,
+            "device": self._request.device,
+        }
+        with runs.open_run(self._store, RunKind.TUNE, params=params) as run:
+            yield run
 
     def _wait(self, pair: Pair, reason: str) -> None:
         self.waiting.append({"network": pair.network, "device": pair.device, "reason": reason})
@@ -237,31 +236,31 @@ class Night:
         parts = [f"{n} {how}" for n, how in (*counts, (len(self.waiting), "waiting")) if n]
         return f"{', '.join(parts)} of {len(self._decided.due)} due; {self._spent()} of {self.budget} programs"
 
-    def _row(self, turn: Turn, ended: str, reason: str, report: Mapping[str, Any]) -> dict[str, Any]:
+    def _add(self, turn: Turn, ended: str, reason: str, report: Mapping[str, Any]) -> dict[str, Any]:
+        """Take up a pair's row; the night's run has it from now on, however the night ends."""
         pair = turn.pair
-        run = self._run_of(turn)
-        measured = None if run is None else self._store.measurements(run_id=run.run_id)
-        network = self._store.get_network(pair.network)
-        curve = _curve.curve(network, turn.best, turn.known, measured)
-        if len(curve.points) > 1:
-            self._curves[f"{pair.network}/{pair.device}"] = curve.points
-        return {
-            "network": pair.network,
-            "device": pair.device,
-            "ended": ended,
-            "reason": reason,
-            "trials": curve.trials,
-            "trials_total": pair.spent + curve.trials,
-            "failed": curve.failed,
-            "before_s": _curve.estimate(network, turn.best),
-            "after_s": _curve.estimate(network, _curve.best(self._store, pair.network, pair.device)),
-            "versions": report.get("model_versions") or self._versions(run, pair.spent),
+        brought, points = _report.row_of_run(
+            self._store,
+            pair.network,
+            pair.device,
+            self._run_of(turn),
+            best=turn.best,
+            seen=turn.seen,
+            spent=pair.spent,
+        )
+        if len(points) > 1:
+            self._curves[f"{pair.network}/{pair.device}"] = points
+        row = {"network": pair.network, "device": pair.device, "ended": ended, "reason": reason, **brought}
+        row |= {
+            "versions": report.get("model_versions") or brought["versions"],
             "degraded": report.get("degraded", {}).get("events", 0),
             "warnings": report.get("warnings", []),
-            "run_id": None if run is None else run.run_id,
-            "resumed_from": None if run is None else run.params.get("resumed_from"),
             "seconds": time.monotonic() - turn.clock,
         }
+        self.rows.append(row)
+        if self._run is not None:
+            self._run.result = {"tuned": self.rows, "trials": self._spent()}
+        return row
 
     def _run_of(self, turn: Turn) -> Run | None:
         """The tuning run of a turn; None if it did not get so far."""
@@ -269,16 +268,6 @@ class Night:
             if run.params.get("network") == turn.pair.network and run.started_at >= turn.at:
                 return run
         return None
-
-    def _versions(self, run: Run | None, before: int) -> list[dict[str, Any]]:
-        """As in a tuning report, of a run that gave none: a version and the programs measured before it took over."""
-        found: list[dict[str, Any]] = []
-        task_trials: dict[str, int] = {}
-        for result in [] if run is None else self._store.tuning_results(run_id=run.run_id):
-            if not found or found[-1]["version"] != result.model_version:
-                found.append({"version": result.model_version, "after_trials": max(before, sum(task_trials.values()))})
-            task_trials[result.workload_id] = result.trials
-        return found
 
     def _spent_before(self) -> int:
         """Programs of tonight's parts that were killed or interrupted."""

@@ -7,14 +7,15 @@ from typing import TypeVar
 
 from storage import MeasurementStore, ModelEvent
 from tlp.core.errors import RegistryUnavailableError
+from tlp.core.registry import CHAMPION, ResolvedModel, UsableVersion, pin_alias
 from tlp.core.settings import Settings
-from tlp.registry import CHAMPION, Registry, ResolvedModel, UsableVersion, model_name, pin_alias
+from tlp.registry import Registry, model_name
 
 T = TypeVar("T")
 
 
 class NightRegistry(Registry):
-    """Goes on with the last recorded champion, if there is a copy of it here, while MLflow does not answer.
+    """While MLflow does not answer, the last recorded champion stands in if there is a copy of it here.
 
     Attributes:
         outages: what did not work for that reason, one sentence each, each said once.
@@ -22,8 +23,7 @@ class NightRegistry(Registry):
 
     def __init__(self, settings: Settings, store: MeasurementStore) -> None:
         super().__init__(settings, store)
-        self._cache = settings.cache_dir / "models"
-        self._moves = store
+        self._copies = settings.cache_dir / "models"
         self.outages: list[str] = []
 
     def reconcile(self) -> list[ModelEvent]:
@@ -43,22 +43,22 @@ class NightRegistry(Registry):
         try:
             return super().usable(family, device, load)
         except RegistryUnavailableError as exc:
-            kept = self._kept(family, device)
-            if kept is None:
+            copy = self._copy_of_champion(family, device)
+            if copy is None:
                 raise
-            why = f"MLflow does not answer: version {kept.version} of {kept.model}, the last recorded, from the cache"
-            self._note(f"{exc.message}: version {kept.version}, the last recorded champion, is used from the cache")
-            return UsableVersion(kept.version, load(kept), why)
+            why = f"MLflow does not answer: version {copy.version} of {copy.model}, the last recorded, from the cache"
+            self._note(f"{exc.message}: version {copy.version}, the last recorded champion, is used from the cache")
+            return UsableVersion(copy.version, load(copy), why)
 
-    def _kept(self, family: str, device: str | None) -> ResolvedModel | None:
+    def _copy_of_champion(self, family: str, device: str | None) -> ResolvedModel | None:
         """The version that the recorded moves name, if exactly one copy of it is in the cache."""
         model = model_name(family)
         for alias in [CHAMPION] if device is None else [pin_alias(device), CHAMPION]:
-            moves = self._moves.model_events(model=model, alias=alias)
+            moves = self._events.model_events(model=model, alias=alias)
             if not moves or moves[-1].to_version is None:
                 continue
             version = int(moves[-1].to_version)
-            copies = list(self._cache.glob(f"{model}-{version}-*/artifacts/checkpoint"))
+            copies = list(self._copies.glob(f"{model}-{version}-*/artifacts/checkpoint"))
             return ResolvedModel(model, version, alias, copies[0], {}) if len(copies) == 1 else None
         return None
 

@@ -32,18 +32,14 @@ class SkippedError(Exception):
 
 
 class Home:
-    """A TLP_HOME, opened by the checks that need it: what is broken fails only those.
-
-    Args:
-        settings: None: those of the environment, which need not be acceptable.
-    """
+    """A TLP_HOME, opened by the checks that need it: what is broken fails only those."""
 
     def __init__(self, settings: Settings | None = None) -> None:
         self._settings = settings
 
     @property
     def settings(self) -> Settings:
-        """The settings. Raises InvalidInputError."""
+        """The settings that were given, else those of the environment. Raises InvalidInputError."""
         return self._settings or get_settings()
 
     @cached_property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -73,12 +73,12 @@ def aliases(home: Home) -> str:
         rows = _models(home)
     except RegistryError as exc:
         raise SkippedError("the registry cannot be read") from exc
-    recorded = {row["name"]: row for row in recorded_models(home.fleet.store)}
+    in_mlflow, recorded = _versions(rows), _versions(recorded_models(home.fleet.store))
     moved = [
-        f"{alias} of {row['name']} is version {at or 'none'} in MLflow, {before or 'none'} in the history"
-        for row in rows
-        for alias, at, before in _aliases(row, recorded.get(row["name"], {}))
-        if at != before
+        f"{alias} of {model} is version {version or 'none'} in MLflow, {recorded.get((model, alias)) or 'none'} in the "
+        "history"
+        for (model, alias), version in (dict.fromkeys(recorded) | in_mlflow).items()
+        if version != recorded.get((model, alias)) and any(row["name"] == model for row in rows)
     ]
     if moved:
         raise InvalidInputError(
@@ -88,9 +88,7 @@ def aliases(home: Home) -> str:
     return f"{len(rows)} models as the history has them"
 
 
-def _aliases(row: Mapping[str, Any], recorded: Mapping[str, Any]) -> Iterator[tuple[str, str | None, str | None]]:
-    """(alias, version in MLflow, version in the history)."""
-    yield CHAMPION, row["champion_version"], recorded.get("champion_version")
-    pins, before = row["pins"], recorded.get("pins", {})
-    for device in sorted({*pins, *before}):
-        yield pin_alias(device), pins.get(device), before.get(device)
+def _versions(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], str]:
+    """(model, alias) → version."""
+    champions = {(row["name"], CHAMPION): row["champion_version"] for row in rows if row["champion_version"]}
+    return champions | {(row["name"], pin_alias(device)): at for row in rows for device, at in row["pins"].items()}

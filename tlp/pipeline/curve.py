@@ -1,4 +1,4 @@
-"""What a pair's programs brought: the network's estimated latency against the programs measured."""
+"""What a tuning run brought: the network's estimated latency against the programs measured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Curve:
-    """A turn's programs.
+    """The programs of a run.
 
     Attributes:
         trials: programs that were measured, each once, failed ones included.
@@ -28,9 +28,9 @@ class Curve:
     points: list[tuple[int, float]]
 
 
-def best(store: MeasurementStore, network: str, device: str) -> dict[str, float]:
+def best(store: MeasurementStore, network: Network, device: str) -> dict[str, float]:
     """The best known latency of each workload of a network on a device, seconds; none of those without any."""
-    ids = [task.workload_id for task in store.get_network(network).tasks]
+    ids = [task.workload_id for task in network.tasks]
     return {r["workload_id"]: float(r["latency_s"]) for r in store.best_programs(device, ids).iter_rows(named=True)}
 
 
@@ -42,30 +42,41 @@ def estimate(network: Network, known: Mapping[str, float]) -> float | None:
 
 
 def curve(network: Network, known: Mapping[str, float], seen: Container[str], measured: pl.DataFrame | None) -> Curve:
-    """Walk through a run's measurements.
+    """The curve of a run's measurements.
 
     Args:
         known: best latencies before.
         seen: programs that do not count: of earlier parts, measured again at the end.
         measured: `MeasurementStore.measurements` of the run; None: it measured nothing.
     """
-    now, here = dict(known), set[str]()
-    before = estimate(network, now)
+    latencies, counted = dict(known), set[str]()
+    before = estimate(network, latencies)
     points = [] if before is None else [(0, before)]
     failed = 0
     for row in [] if measured is None else measured.iter_rows(named=True):
-        if row["program_id"] in here or row["program_id"] in seen:
+        if row["program_id"] in counted or row["program_id"] in seen:
             continue
-        here.add(row["program_id"])
+        counted.add(row["program_id"])
         if row["state"] != MeasurementState.OK:
             failed += 1
             continue
-        if row["canary_off"] or row["latency_s"] >= now.get(row["workload_id"], math.inf):
+        if row["canary_off"] or row["latency_s"] >= latencies.get(row["workload_id"], math.inf):
             continue
-        now[row["workload_id"]] = float(row["latency_s"])
-        value = estimate(network, now)
+        latencies[row["workload_id"]] = float(row["latency_s"])
+        value = estimate(network, latencies)
         if value is not None:
-            points.append((len(here), value))
-    if points and points[-1][0] != len(here):
-        points.append((len(here), points[-1][1]))
-    return Curve(len(here), failed, points)
+            points.append((len(counted), value))
+    if points and points[-1][0] != len(counted):
+        points.append((len(counted), points[-1][1]))
+    return Curve(len(counted), failed, points)
+
+
+def curve_of_run(store: MeasurementStore, network: Network, device: str, run_id: str) -> Curve:
+    """The curve of a run, from what was known when it began."""
+    known: dict[str, float] = {}
+    for row in store.measurements(device=device).iter_rows(named=True):  # in the order of measuring
+        if row["run_id"] == run_id:
+            break
+        if row["latency_s"] is not None:
+            known[row["workload_id"]] = min(row["latency_s"], known.get(row["workload_id"], math.inf))
+    return curve(network, known, (), store.measurements(run_id=run_id))
