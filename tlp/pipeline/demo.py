@@ -15,6 +15,7 @@ from storage import Device, MeasurementStore
 from tlp.core.errors import NotFoundError, UserError
 from tlp.core.fleet import Fleet
 from tlp.core.progress import say
+from tlp.core.registry import CHAMPION
 from tlp.core.requests import BootstrapRequest, TuneRequest
 from tlp.core.settings import Settings, get_settings
 from tlp.measure.endpoint import endpoint_of
@@ -136,6 +137,7 @@ def summary(
     """
     device = fleet.store.get_device(plan.device)
     version, predictors = _evaluation(fleet, device, trained, tuned)
+    moves = fleet.store.model_events(model=trained["model"], alias=CHAMPION)
     counts = fleet.store.device_counts()
     auxiliaries = [row.name for row in fleet.store.list_devices() if not endpoint_of(row).is_measurable]
     model, chance = predictors[PREDICTOR], predictors["random"]
@@ -146,8 +148,8 @@ def summary(
         "auxiliary_samples": sum(counts[name].samples_ok for name in auxiliaries),
         "model": trained["model"],
         "model_version": version,
-        "promoted": is_champion(fleet.store, trained["model"], version),
-        "gate": gate_in_short(trained, device.name),
+        "promoted": bool(moves) and moves[-1].to_version == version,
+        "gate": _gate_in_short(trained, device.name),
         "evaluation": {
             "top1": model["top1"],
             "top5": model["top5"],
@@ -207,15 +209,9 @@ def _next_steps(settings: Settings, plan: DemoPlan) -> list[str]:
     ]
 
 
-def gate_in_short(trained: Mapping[str, Any], device: str) -> str:
+def _gate_in_short(trained: Mapping[str, Any], device: str) -> str:
     """What the gate said of one device; the reason nothing was trained where nothing was."""
     reasons = [r for r in trained["gate"].get("reasons", ()) if r.startswith(f"{device}:")]
     if not reasons:
         return str(trained["reason"])
     return f"{'passed' if trained['gate']['passed'] else 'not passed'}; " + "; ".join(reasons)
-
-
-def is_champion(store: MeasurementStore, model: str, version: str) -> bool:
-    """Whether that version is the champion, by the recorded moves."""
-    moves = store.model_events(model=model, alias="champion")
-    return bool(moves) and moves[-1].to_version == version

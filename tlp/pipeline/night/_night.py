@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -20,32 +20,13 @@ from tlp.pipeline import tune as tuning
 from tlp.pipeline.night import _report
 from tlp.pipeline.night._due import Decided, Pair, decide, plan
 from tlp.pipeline.night._registry import NightRegistry
+from tlp.pipeline.night._report import Turn
 from tlp.report import night as pages
 from tlp.search.tuning import find_resumable
 
 WHAT: Final = "tuning night"  # `params["what"]` of a night's own run
 SAME_NIGHT: Final = timedelta(hours=12)  # a night that was killed continues with what is left of its budget until then
 _RECENT_RUNS: Final = 500
-
-
-@dataclass(frozen=True)
-class Turn:
-    """A pair that is to be tuned now.
-
-    Attributes:
-        pair: as it stands now.
-        trials: programs it gets.
-        best: latencies known before, workload → seconds.
-        seen: programs of its earlier parts, if it is resumed.
-        at: when its turn began, UTC; `clock` by the monotonic clock, seconds.
-    """
-
-    pair: Pair
-    trials: int
-    best: Mapping[str, float]
-    seen: frozenset[str]
-    at: datetime
-    clock: float
 
 
 class Night:
@@ -238,20 +219,12 @@ class Night:
 
     def _add(self, turn: Turn, ended: str, reason: str, report: Mapping[str, Any]) -> dict[str, Any]:
         """Take up a pair's row; the night's run has it from now on, however the night ends."""
-        pair = turn.pair
-        brought, points = _report.row_of_run(
-            self._store,
-            pair.network,
-            pair.device,
-            self._run_of(turn),
-            best=turn.best,
-            seen=turn.seen,
-            spent=pair.spent,
-        )
+        brought, points = _report.row_of_run(self._store, turn, self._run_of(turn))
         if len(points) > 1:
-            self._curves[f"{pair.network}/{pair.device}"] = points
-        row = {"network": pair.network, "device": pair.device, "ended": ended, "reason": reason, **brought}
-        row |= {
+            self._curves[f"{turn.pair.network}/{turn.pair.device}"] = points
+        row = brought | {
+            "ended": ended,
+            "reason": reason,
             "versions": report.get("model_versions") or brought["versions"],
             "degraded": report.get("degraded", {}).get("events", 0),
             "warnings": report.get("warnings", []),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,39 +13,47 @@ from storage import MeasurementStore, Run
 from tlp.core.registry import RunRecord
 from tlp.core.settings import Settings
 from tlp.pipeline import curve as curves
+from tlp.pipeline.night._due import Pair
 from tlp.registry import log_night
 from tlp.report import night as pages
 
 _SETTINGS = {"tune_trials", "tune_batch", "tune_flat_rounds", "tune_flat_gain", "seed"}
 
 
-def row_of_run(
-    store: MeasurementStore,
-    network_name: str,
-    device: str,
-    run: Run | None,
-    *,
-    best: Mapping[str, float],
-    seen: frozenset[str],
-    spent: int,
-) -> tuple[dict[str, Any], list[tuple[int, float]]]:
-    """What a tuning run brought, as keys of a row of the report, and its curve.
+@dataclass(frozen=True)
+class Turn:
+    """A pair that is to be tuned now.
 
-    Args:
-        run: None if it did not get so far.
+    Attributes:
+        pair: as it stands now.
+        trials: programs it gets.
         best: latencies known before, workload → seconds.
-        seen, spent: programs of its earlier parts, and how many they were, if it was resumed.
+        seen: programs of its earlier parts, if it is resumed.
+        at: when its turn began, UTC; `clock` by the monotonic clock, seconds.
     """
-    network = store.get_network(network_name)
+
+    pair: Pair
+    trials: int
+    best: Mapping[str, float]
+    seen: frozenset[str]
+    at: datetime
+    clock: float
+
+
+def row_of_run(store: MeasurementStore, turn: Turn, run: Run | None) -> tuple[dict[str, Any], list[tuple[int, float]]]:
+    """What a turn's tuning run brought, as keys of a row of the report, and its curve. `run`: None if there is none."""
+    pair, network = turn.pair, store.get_network(turn.pair.network)
     measured = None if run is None else store.measurements(run_id=run.run_id)
-    curve = curves.curve(network, best, seen, measured)
+    curve = curves.curve(network, turn.best, turn.seen, measured)
     row = {
+        "network": pair.network,
+        "device": pair.device,
         "trials": curve.trials,
-        "trials_total": spent + curve.trials,
+        "trials_total": pair.spent + curve.trials,
         "failed": curve.failed,
-        "before_s": curves.estimate(network, best),
-        "after_s": curves.estimate(network, curves.best(store, network, device)),
-        "versions": [] if run is None else _versions(store, run.run_id, spent),
+        "before_s": curves.estimate(network, turn.best),
+        "after_s": curves.estimate(network, curves.best(store, network, pair.device)),
+        "versions": [] if run is None else _versions(store, run.run_id, pair.spent),
         "run_id": None if run is None else run.run_id,
         "resumed_from": None if run is None else run.params.get("resumed_from"),
     }
