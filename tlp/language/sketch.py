@@ -225,17 +225,21 @@ def decision_values(sketch: Sketch, decisions: npt.NDArray[Any], *, room: int = 
     n, width = decisions.shape
     values = np.empty((n, width + room))
     values[:, :width] = decisions
-    for slot in parse_sketch(sketch.instructions_json)[1]:
-        if slot.kind != DecisionKind.CATEGORICAL:
-            continue
-        chosen = decisions[:, slot.start]
-        if n and (chosen.min() < 0 or chosen.max() >= len(slot.candidates)):
+    for column, candidates in _candidates(sketch.instructions_json):
+        chosen = decisions[:, column]
+        if n and (chosen.min() < 0 or chosen.max() >= len(candidates)):
             raise InvalidInputError(
-                f"decision {slot.start} must be an index below {len(slot.candidates)}, "
-                f"found {chosen.min()} to {chosen.max()}"
+                f"decision {column} must be an index below {len(candidates)}, found {chosen.min()} to {chosen.max()}"
             )
-        values[:, slot.start] = np.asarray(slot.candidates, np.float64)[chosen]
+        values[:, column] = candidates[chosen]
     return values
+
+
+@lru_cache(maxsize=4096)
+def _candidates(instructions_json: str) -> tuple[tuple[int, npt.NDArray[np.float64]], ...]:
+    """(column, candidates) of each categorical."""
+    slots = [slot for slot in parse_sketch(instructions_json)[1] if slot.kind is DecisionKind.CATEGORICAL]
+    return tuple((slot.start, np.asarray(slot.candidates, np.float64)) for slot in slots)
 
 
 def by_sketch(
