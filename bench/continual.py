@@ -45,8 +45,7 @@ from tlp.training.data.dataset import Dataset, build_dataset
 from tlp.training.data.holdout import choose_holdout
 from tlp.training.data.subset import with_labels
 from tlp.training.judge.evaluate import CheckpointScorer, evaluate
-from tlp.training.learn.incremental import RECIPES, IncrementalStrategy, Recipe
-from tlp.training.learn.strategy import JointStrategy, Strategy
+from tlp.training.learn.strategy import RECIPES, IncrementalStrategy, JointStrategy, Recipe, Strategy
 from tlp.training.learn.trainer import TrainOptions
 
 STARTER = ("x86-64-v2", "x86-64-v3", "x86-64-v4")

@@ -8,10 +8,11 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 
 from flows import _prefect
+from flows.retrain import STEPS
 from tlp.core.fleet import Fleet
 from tlp.core.requests import MeasureRequest
 from tlp.pipeline import measure as measuring
-from tlp.pipeline import train as training
+from tlp.pipeline.train import train_at_once
 
 
 @_prefect.step("measure {request.samples} programs on {request.device}")
@@ -22,12 +23,6 @@ def measure_programs(fleet: Fleet, request: MeasureRequest) -> dict[str, Any]:
     return report | {"ok_before": counts.samples_ok if counts else 0}
 
 
-@_prefect.step("train for {device} if it became a task")
-def train_new_task(fleet: Fleet, device: str, ok_before: int) -> dict[str, Any] | None:
-    """Train at once for a device that these measurements made a task; see `tlp.pipeline.train.train_at_once`."""
-    return training.train_at_once(fleet, device, ok_before)
-
-
 @flow(name="measure", flow_run_name="{request.title}", persist_result=False)
 @_prefect.unless_busy
 def measure(request: MeasureRequest) -> dict[str, Any] | State[Any]:
@@ -35,5 +30,5 @@ def measure(request: MeasureRequest) -> dict[str, Any] | State[Any]:
     fleet = _prefect.begin()
     report = measure_programs(fleet, request)
     _prefect.table(f"measure-{request.device}", [report], f"Programs measured on {request.device}")
-    trained = train_new_task(fleet, request.device, report["ok_before"])
+    trained = train_at_once(fleet, request.device, report["ok_before"], STEPS)
     return report if trained is None else report | {"trained": trained}

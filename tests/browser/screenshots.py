@@ -13,11 +13,11 @@ from bench.synthetic import fill_store
 from storage import DuckDBStore
 from tests.browser import mlflow_pages
 from tests.fleets import fleet_of
+from tests.tlp.training.steps import run_retrain
 from tests.tlp.training.test_retrain import HELD, OPTIONS, Small
 from tlp.core.settings import Settings
 from tlp.registry import Registry
 from tlp.services import temporary_services
-from tlp.training.retrain import run_retrain
 
 MODEL = "mtl-tlp-x86_64"
 

@@ -11,8 +11,10 @@ import pytest
 from storage import Device, DeviceState, DuckDBStore, Network, NetworkTask, RunKind
 from tests.browser import mlflow_pages
 from tests.conftest import ServedRegistry
+from tests.fleets import fleet_of
 from tests.tlp.search.conftest import TARGET, dense
 from tests.tlp.training.crashing import Untrained
+from tests.tlp.training.steps import run_retrain
 from tlp.cli.model import _event
 from tlp.core.errors import InvalidInputError
 from tlp.core.fleet import Fleet
@@ -28,7 +30,6 @@ from tlp.search.report import TuningProgress
 from tlp.search.samplers import random_programs
 from tlp.training.data.dataset import Dataset
 from tlp.training.learn.trainer import TrainOptions
-from tlp.training.retrain import run_retrain
 
 FAMILY, DEVICE, MODEL = "inbrowser", "c", "mtl-tlp-inbrowser"
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -93,7 +94,7 @@ def test_a_roll_back_in_the_page_is_obeyed(
     def retrain() -> str | None:
         """The two stages of the flow `retrain`."""
         pipeline.reconcile(Fleet(served, store, registry))
-        result = run_retrain(store, served, registry, device=DEVICE, force=True, strategy=strategy)
+        result = run_retrain(fleet_of(served, store, registry), device=DEVICE, force=True, strategy=strategy)
         assert result.version is not None
         return strategy.parent
 

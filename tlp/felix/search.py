@@ -17,7 +17,7 @@ from tlp.measure import Proposer
 from tlp.search.adaptation import Adaptation
 from tlp.search.opening import Search, Task, Tuning
 from tlp.search.providers import InForce
-from tlp.training.decision import model_key
+from tlp.training.kinds import model_key
 
 
 class FelixChampion(InForce[FelixModel]):

@@ -27,7 +27,7 @@ from tlp.felix.stores import StoreReader, Stores
 from tlp.model.checkpoint import Manifest
 from tlp.model.losses import LOSSES
 from tlp.training.data.dataset import Dataset
-from tlp.training.learn.strategy import JOINT
+from tlp.training.learn.strategy import JOINT, family_of
 from tlp.training.learn.trainer import (
     MAX_WATCHED,
     EpochReport,
@@ -217,13 +217,10 @@ def _manifest(
     data: FelixData, options: TrainOptions, network: FelixNetwork, reports: Sequence[EpochReport]
 ) -> Manifest:
     dataset = data.dataset
-    families = sorted({device.family for device in dataset.devices})
-    if len(families) > 1:
-        raise InvalidInputError(f"devices of {', '.join(families)} cannot share a model: one family each")
     metrics, curves = training_facts(dataset, network, reports)
     metrics["left_out"] = float(data.left_out)
     return Manifest(
-        family=families[0],
+        family=family_of(dataset.devices),
         encoder_version=FEATURE_VERSION,
         heads=dataset.device_names,
         targets={device.name: dict(device.target) for device in dataset.devices},

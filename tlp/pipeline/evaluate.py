@@ -35,7 +35,7 @@ def evaluate_version(
 ) -> dict[str, Any]:
     """Top-k of a version per device, with 95% bootstrap intervals over the held-out tasks.
 
-    A device is scored by the models of its language (`tlp.training.decision.training_language`).
+    A device is scored by the models of its language (`tlp.training.plan.keys_of`).
 
     `felix` is the promoted version of Felix's cost model; the other baselines are trained on each device's samples at
     the version's watermark (`tlp.training.judge.compare`). A program that TVM cannot replay has no features for `xgb`
@@ -71,12 +71,10 @@ def evaluate_version(
         _require_writable(plot)
     counts = fleet.store.device_counts()
     measured = [device for device in fleet.store.list_devices() if counts[device.name].samples_ok]
-    from tlp.training.decision import model_key, training_language
+    from tlp.training.plan import keys_of
 
-    spoken = {device.name: training_language(fleet.store, device.name) for device in measured}
-    keys = sorted(
-        {model_key(device.family, spoken[device.name]) for device in measured if family in (None, device.family)}
-    )
+    key_of = keys_of(fleet.store, measured)
+    keys = sorted({key_of[device.name] for device in measured if family in (None, device.family)})
     if not keys:
         of = "" if family is None else f" of family {family!r}"
         raise NotFoundError(f"no device{of} has samples to evaluate on", next_command="tlp device list")
@@ -99,7 +97,7 @@ def evaluate_version(
     }
     results: dict[str, dict[str, PredictorResult]] = {}
     for name, (found, checkpoint) in resolved.items():
-        devices = [device for device in measured if model_key(device.family, spoken[device.name]) == name]
+        devices = [device for device in measured if key_of[device.name] == name]
         beside: dict[str, Scorer] = {}
         for kind in (kind for kind in baselines if kind in TRAINED_KINDS):
             beside |= _promoted(fleet, kind, name, report)
@@ -163,7 +161,7 @@ def _resolve(
 
 def _promoted(fleet: Fleet, kind: str, key: str, report: dict[str, Any]) -> dict[str, Scorer]:
     """The champion of another kind of model beside MTL-TLP's under a key; none, with a note, if none can be used."""
-    from tlp.registry.champion import find_champion
+    from tlp.registry.versions import find_champion
 
     try:
         champion = find_champion(fleet.registry, f"{kind}-{key}")

@@ -46,7 +46,7 @@ class Facts:
     """What a training was for.
 
     Attributes:
-        key: what its model is registered under (`tlp.training.decision.model_key`).
+        key: what its model is registered under (`tlp.training.kinds.model_key`).
         device: the device it was for.
         language: schedule language of the model.
         reason: why it was due.

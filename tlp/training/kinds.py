@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from tlp.core.errors import InvalidInputError
 from tlp.core.fleet import Fleet
-from tlp.language.encoders import LANGUAGES
+from tlp.language.encoders import LANGUAGES, METASCHEDULE
 from tlp.model.kinds import MTL_TLP
 
 if TYPE_CHECKING:
@@ -66,6 +66,15 @@ def trained_kind(name: str) -> TrainedKind:
             f"model {name!r} is not known, there is {', '.join(TRAINED_KINDS)}", next_command="tlp train --help"
         )
     return TRAINED_KINDS[name]
+
+
+def model_key(family: str, language: str, kind: str = MTL_TLP) -> str:
+    """What the registry calls the models of an ISA family in a language: `x86_64`, or `ansor-x86_64` for Ansor's.
+
+    Models of another kind than MTL-TLP have it in front: `felix-x86_64`.
+    """
+    key = family if language == METASCHEDULE else f"{language}-{family}"
+    return key if kind == MTL_TLP else f"{kind}-{key}"
 
 
 def scorer_of(fleet: Fleet, model: Model) -> Scorer:

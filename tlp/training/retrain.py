@@ -1,53 +1,32 @@
-"""One whole retraining: data set → train → keep → evaluate → gate → register → promote."""
+"""One whole training, step by step: decide → snapshot → train → evaluate → register → gate → promote."""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from storage import Device
-from tlp.core.errors import ModelFormatError
+from storage import Device, MeasurementStore
+from tlp.core.errors import BusyError, ModelFormatError, NotFoundError, RegistryError
 from tlp.core.faults import reached
 from tlp.core.fleet import Fleet
-from tlp.core.registry import ModelRegistry
-from tlp.model.checkpoint import KIND, Checkpoint, Manifest, Model
+from tlp.core.next_steps import next_command
+from tlp.core.requests import TrainRequest
+from tlp.fleet import locks
+from tlp.model.checkpoint import Checkpoint, Model
+from tlp.registry import kept as keeping
 from tlp.registry import model_name
-from tlp.registry.champion import find_champion, load_champion
-from tlp.registry.kept import Facts, keep
-from tlp.training.data.dataset import Dataset, build_dataset
-from tlp.training.decision import (
-    MAX_AUXILIARIES,
-    Decision,
-    choose_devices,
-    decide,
-    model_key,
-    new_samples,
-    training_language,
-)
+from tlp.registry.kept import Facts, KeptCandidate, keep
+from tlp.training.data.dataset import build_dataset
 from tlp.training.judge.evaluate import EvaluationReport
 from tlp.training.judge.gate import GateVerdict
-from tlp.training.kinds import trained_kind
-from tlp.training.learn.strategy import JointStrategy, Strategy
-from tlp.training.learn.trainer import OnEpoch, TrainOptions
-from tlp.training.submit import Submitted, mark_serving, patiently, submit, submit_kept
+from tlp.training.learn.trainer import TrainOptions
+from tlp.training.plan import TrainingPlan, plan_trainings
+from tlp.training.submit import Training, evaluate_candidate, pass_gate, promote_version, register_candidate
 
-__all__ = [
-    "MAX_AUXILIARIES",
-    "Decision",
-    "ModelRegistry",
-    "RetrainResult",
-    "choose_devices",
-    "decide",
-    "load_champion",
-    "mark_serving",
-    "model_key",
-    "new_samples",
-    "run_retrain",
-    "submit_kept",
-    "training_language",
-]
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,7 +37,7 @@ class RetrainResult:
         model: registered model, e.g. `mtl-tlp-x86_64`.
         version: registered version; None if nothing was trained.
         promoted: `champion` was moved to it.
-        reason: why (not), one sentence or several.
+        reason: why (not).
         gate: the verdict; None if nothing was trained.
         samples: OK samples per device in the snapshot.
         seconds: wall time.
@@ -72,9 +51,9 @@ class RetrainResult:
     version: int | None
     promoted: bool
     reason: str
-    gate: GateVerdict | None
-    samples: Mapping[str, int]
-    seconds: float
+    gate: GateVerdict | None = None
+    samples: Mapping[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
     report: EvaluationReport | None = None
     warnings: tuple[str, ...] = ()
     origin: Mapping[str, Any] = field(default_factory=dict)
@@ -83,7 +62,7 @@ class RetrainResult:
         """The shape that `tlp train --json` prints."""
         return {
             "model": self.model,
-            "version": self.version,
+            "version": None if self.version is None else str(self.version),
             "promoted": self.promoted,
             "reason": self.reason,
             "gate": self.gate.to_json() if self.gate else {},
@@ -94,132 +73,146 @@ class RetrainResult:
         }
 
 
-def run_retrain(
-    fleet: Fleet,
-    *,
-    device: str,
-    from_scratch: bool = False,
-    force: bool = False,
-    strategy: Strategy | None = None,
-    on_progress: OnEpoch | None = None,
-    kind: str = KIND,
-) -> RetrainResult:
-    """Retrain the device's family if the device makes it due, judge the result, register it, promote it if it passed.
-
-    The model is of the device's language (`tlp.training.decision`) and registered under that. Starts from the champion
-    unless `from_scratch`; a candidate that fails the gate is registered without an alias, with the reasons as tags.
-    Takes no lock and opens no run: the caller does.
-
-    The model is kept on disk from the moment it is trained until all is recorded (`tlp.registry.kept`). One that a
-    killed process left is gone on with first; if no training is due after that, it is the result.
-
-    Args:
-        store: the store; its newest sample is the snapshot.
-        settings: training and gate.
-        registry: where versions go.
-        device: the device the training is for.
-        from_scratch: new weights.
-        force: train even if not due.
-        strategy: None: `JointStrategy`.
-        on_progress: called after each epoch.
-        kind: which model, one of `tlp.model.kinds.KINDS`. Felix is always trained from scratch, all devices of the
-            family that have their samples together, on MTL-TLP's snapshot and split.
-
-    Raises:
-        NotFoundError: no such device.
-        ModelFormatError: the champion cannot be read by this release (not if `from_scratch`).
-        InvalidInputError: nothing to train on.
-        RegistryError: the registry is at fault; what was trained is kept, and the message says so.
-    """
-    started = time.monotonic()
-    row = fleet.store.get_device(device)
-    language = training_language(fleet.store, device)
-    of_kind = trained_kind(kind)
-    of_kind.require_language(device, language)
-    key = model_key(row.family, language, kind)
-    finished = submit_kept(fleet, key)
-    try:
-        champion = patiently(fleet.settings, lambda: find_champion(fleet.registry, key))
-    except ModelFormatError:
-        if not from_scratch:
-            raise
-        champion = None
-    manifest = champion.loaded.manifest if champion else None
-    warnings = (champion.fallback,) if champion and champion.fallback else ()
-    decision = decide(
-        fleet,
-        device,
-        manifest,
-        force=force or from_scratch,
-        champion_version=champion.version if champion and kind == KIND else None,
-        kind=kind,
+def take_snapshot(training: Training) -> None:
+    """The data set of the plan's devices, encoded for the parent."""
+    plan = training.plan
+    assert plan is not None
+    parent = plan.parent.loaded if plan.parent else None
+    assert parent is None or isinstance(parent, Checkpoint)
+    training.dataset = build_dataset(
+        training.fleet.store,
+        sorted(task.device for task in plan.tasks),
+        vocabulary=parent.vocabulary if parent else None,
+        encoder_version=parent.encoder_version if parent else None,
+        length=parent.config.length if parent else None,
+        language=plan.language,
     )
-    if not decision.train:
-        if finished:
-            return _result(finished[-1], started)
-        return RetrainResult(
-            model_name(key), None, False, decision.reason, None, {}, time.monotonic() - started, warnings=warnings
-        )
-    fresh = from_scratch or champion is None or kind != KIND
-    parent = None if fresh or champion is None else (str(champion.version), champion.loaded)
-    dataset = _dataset(fleet, row, parent, manifest, language, MAX_AUXILIARIES if kind == KIND else None)
-    candidate: Model
-    if of_kind.train is not None:
-        candidate = of_kind.train(fleet, dataset, on_progress)
+
+
+def train_model(training: Training) -> None:
+    """Learn it; the model is on disk afterwards (`tlp.registry.kept`)."""
+    fleet, plan, dataset = training.fleet, training.plan, training.dataset
+    assert plan is not None and dataset is not None
+    model: Model
+    if plan.kind.train is not None:
+        model = plan.kind.train(fleet, dataset, training.on_epoch)
     else:
-        candidate = (strategy or JointStrategy()).train(
+        parent = plan.parent.loaded if plan.parent else None
+        assert parent is None or isinstance(parent, Checkpoint)
+        model = plan.strategy.train(
             dataset,
             TrainOptions.from_settings(fleet.settings),
-            parent=parent[1] if parent else None,
-            parent_version=parent[0] if parent else None,
-            on_epoch=on_progress,
+            parent=parent,
+            parent_version=str(plan.parent.version) if plan.parent else None,
+            on_epoch=training.on_epoch,
         )
     reached("trained")
     facts = Facts(
-        key=key,
-        device=device,
-        language=language,
-        reason=decision.reason,
-        parent=int(parent[0]) if parent else None,
+        key=plan.key,
+        device=plan.device.name,
+        language=plan.language,
+        reason=plan.decision.reason,
+        parent=plan.parent.version if plan.parent else None,
         at=time.time(),
         holdout=dataset.holdout.weights,
         held_networks=dataset.holdout.networks,
-        warnings=warnings,
+        warnings=plan.warnings,
     )
-    kept = keep(fleet.settings, candidate, facts)
+    training.model, training.kept = model, keep(fleet.settings, model, facts)
     reached("kept")
-    return _result(submit(fleet, kept, candidate), started)
 
 
-def _result(done: Submitted, started: float) -> RetrainResult:
+@dataclass(frozen=True)
+class Steps:
+    """The steps of a training in their order. A flow replaces them by ones that show as task runs."""
+
+    decide: Callable[[Fleet, TrainRequest, Sequence[Device]], list[TrainingPlan]] = plan_trainings
+    snapshot: Callable[[Training], None] = take_snapshot
+    train: Callable[[Training], None] = train_model
+    evaluate: Callable[[Training], None] = evaluate_candidate
+    register: Callable[[Training], None] = register_candidate
+    gate: Callable[[Training], bool] = pass_gate
+    promote: Callable[[Training], None] = promote_version
+
+
+PLAIN: Final = Steps()
+
+
+def run_training(training: Training, steps: Steps = PLAIN) -> RetrainResult:
+    """Do what the plan says. Takes no lock and opens no run: the caller does.
+
+    A candidate that fails the gate is registered without an alias. The model is on disk from the moment it is trained
+    until all is recorded: whatever comes between, the next start finishes it (`submit_kept`).
+
+    Raises:
+        InvalidInputError: nothing to train on.
+        RegistryError: the registry is at fault; what was trained is kept, and the message says so.
+    """
+    steps.snapshot(training)
+    steps.train(training)
+    return submit(training, steps)
+
+
+def submit(training: Training, steps: Steps = PLAIN) -> RetrainResult:
+    """From the model on disk to what became of it; then the kept folder goes. The caller holds the train lock."""
+    try:
+        steps.evaluate(training)
+        steps.register(training)
+        if steps.gate(training):
+            steps.promote(training)
+        manifest = training.manifest
+    except RegistryError as exc:
+        raise type(exc)(
+            f"{exc.message}; the trained model is kept as {training.kept.folder} and goes on at the next start",
+            next_command=next_command(exc),
+        ) from exc
+    reached("served")
+    training.kept.drop()
+    facts = training.kept.facts
     return RetrainResult(
-        model=done.model,
-        version=done.version,
-        promoted=done.promoted,
-        reason=done.reason,
-        gate=done.gate,
-        samples=done.samples,
-        seconds=time.monotonic() - started,
-        report=done.report,
-        warnings=done.kept.facts.warnings,
-        origin=done.origin,
+        model=model_name(facts.key),
+        version=training.version,
+        promoted=training.promoted,
+        reason=training.reason,
+        gate=training.verdict,
+        samples=manifest.samples,
+        seconds=time.monotonic() - training.started,
+        report=training.report,
+        warnings=facts.warnings,
+        origin={"strategy": manifest.strategy, "parent": manifest.parent, "watermark": manifest.watermark},
     )
 
 
-def _dataset(
-    fleet: Fleet,
-    device: Device,
-    parent: tuple[str, Checkpoint] | None,
-    champion: Manifest | None,
-    language: str,
-    auxiliaries: int | None,
-) -> Dataset:
-    start = parent[1] if parent else None
-    return build_dataset(
-        fleet.store,
-        choose_devices(fleet.store, device, champion, language, auxiliaries),
-        vocabulary=start.vocabulary if start else None,
-        encoder_version=start.encoder_version if start else None,
-        length=start.config.length if start else None,
-        language=language,
-    )
+def submit_kept(fleet: Fleet, key: str | None = None) -> list[RetrainResult]:
+    """Finish every model that is kept (for one key), oldest first; called at a start.
+
+    Families that are being trained are left to the process that does. A registry that fails leaves its model kept,
+    with a warning in the log.
+    """
+    results = []
+    for candidate in keeping.find(fleet.settings, key):
+        try:
+            _check_belongs(fleet.store, candidate)
+            with locks.train_lock(fleet.settings, candidate.facts.key):
+                if candidate.folder.is_dir():
+                    results.append(submit(Training(fleet, kept=candidate)))
+        except BusyError:
+            continue
+        except ModelFormatError as exc:
+            candidate.set_aside(exc.message)
+        except (AttributeError, KeyError, TypeError, ValueError) as exc:  # files of an older release, or edited
+            candidate.set_aside(f"the kept model {candidate.folder} cannot be used ({type(exc).__name__}: {exc})")
+        except RegistryError as exc:
+            log.warning("%s", exc.message)
+    return results
+
+
+def _check_belongs(store: MeasurementStore, candidate: KeptCandidate) -> None:
+    """Raise ModelFormatError unless the store has what the model must be judged on."""
+    try:
+        store.get_device(candidate.facts.device)
+        store.get_workloads(sorted({workload for tasks in candidate.facts.holdout.values() for workload in tasks}))
+    except NotFoundError as exc:
+        raise ModelFormatError(
+            f"the kept model {candidate.folder} does not belong to this store: {exc.message}", next_command="tlp train"
+        ) from exc

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from storage import Device, MeasurementStore
-from tlp.language.encoders import METASCHEDULE
 from tlp.model.checkpoint import Manifest
 from tlp.model.nearest import rank_correlations, similarity, x86_level
 from tlp.training.data.holdout import bucket
@@ -65,47 +64,42 @@ def choose_tasks(
     store: MeasurementStore,
     device: Device,
     champion: Manifest | None,
-    language: str = METASCHEDULE,
+    samples: Mapping[str, int],
     auxiliaries: int | None = MAX_AUXILIARIES,
 ) -> list[Task]:
     """The heads of the next version, the focus first, then auxiliaries by nearness, then what is kept by name.
 
     Auxiliaries are the nearest `auxiliaries` (by ISA, then by rank correlation; None: all) among the champion's heads
-    with samples and the devices of the family whose quota of samples in that language is full. Kept are the champion's
-    other heads whose device the store has.
+    with samples and the devices of the family whose quota of samples is full. Kept are the champion's other heads whose
+    device the store has.
+
+    Args:
+        store: the store.
+        device: the device the training is for.
+        champion: its manifest; None: there is none.
+        samples: device → OK samples in the language of the model.
+        auxiliaries: how many devices are trained beside it.
     """
-    counts = {name: of.get(language, 0) for name, of in store.sample_languages().items()}
     heads = set(champion.heads) if champion else set()
     family = [d for d in store.list_devices() if d.family == device.family and d.name != device.name]
-    able = [d for d in family if counts[d.name] and (d.name in heads or counts[d.name] >= d.min_samples)]
-    found = correlations(store, device.name, [d.name for d in able])
+    able = [d for d in family if samples[d.name] and (d.name in heads or samples[d.name] >= d.min_samples)]
+    rhos = correlations(store, device.name, [d.name for d in able])
 
     def nearness(d: Device) -> tuple[Any, ...]:
-        return similarity(device.target, d.target, found.get(d.name)), counts[d.name], d.name
+        return similarity(device.target, d.target, rhos.get(d.name)), samples[d.name], d.name
 
     ranked = sorted(able, key=nearness, reverse=True)
     nearest, rest = ranked[:auxiliaries], [d for d in family if d.name in heads]
     chosen = {d.name for d in nearest}
-    tasks = [Task(device.name, Role.FOCUS, counts[device.name], None, "the training is for it")]
+    tasks = [Task(device.name, Role.FOCUS, samples[device.name], None, "the training is for it")]
     for place, d in enumerate(nearest, 1):
-        why = f"nearest {place} of {len(able)}: {_nearness(device, d, found.get(d.name))}"
-        tasks.append(Task(d.name, Role.AUXILIARY, counts[d.name], found.get(d.name), why))
+        why = f"nearest {place} of {len(able)}: {_nearness(device, d, rhos.get(d.name))}"
+        tasks.append(Task(d.name, Role.AUXILIARY, samples[d.name], rhos.get(d.name), why))
     for d in sorted(rest, key=lambda d: d.name):
         if d.name not in chosen:
             why = f"head of the champion, not among the {len(nearest)} nearest"
-            tasks.append(Task(d.name, Role.KEPT, counts[d.name], found.get(d.name), why))
+            tasks.append(Task(d.name, Role.KEPT, samples[d.name], rhos.get(d.name), why))
     return tasks
-
-
-def choose_devices(
-    store: MeasurementStore,
-    device: Device,
-    champion: Manifest | None,
-    language: str = METASCHEDULE,
-    auxiliaries: int | None = MAX_AUXILIARIES,
-) -> list[str]:
-    """Names of the heads of the next version, sorted; see `choose_tasks`."""
-    return sorted(task.device for task in choose_tasks(store, device, champion, language, auxiliaries))
 
 
 def _nearness(device: Device, other: Device, correlation: float | None) -> str:
@@ -137,8 +131,7 @@ def correlations(store: MeasurementStore, device: str, others: list[str]) -> Map
     )
     if device not in frame.columns:
         return {}
-    held = [name for name in names if name in frame.columns]
-    rhos = rank_correlations(
-        frame["workload_id"].rle_id().to_numpy().astype(np.int64), frame.select(held).to_numpy(), held.index(device)
-    )
-    return {name: float(rho) for name, rho in zip(held, rhos, strict=True) if name != device and not np.isnan(rho)}
+    measured = [name for name in names if name in frame.columns]
+    workload = frame["workload_id"].rle_id().to_numpy().astype(np.int64)
+    rhos = rank_correlations(workload, frame.select(measured).to_numpy(), measured.index(device))
+    return {name: float(rho) for name, rho in zip(measured, rhos, strict=True) if name != device and not np.isnan(rho)}

@@ -13,9 +13,11 @@ from storage import DeviceState, MeasurementStore, RunKind
 from tests.fleets import fleet_of
 from tests.tlp import small_fleet
 from tests.tlp.registry.helpers import client_of
+from tests.tlp.training.steps import decide
 from tlp.core.errors import InvalidInputError, NotFoundError
 from tlp.core.home import open_home
 from tlp.core.registry import Submission
+from tlp.core.requests import TrainRequest
 from tlp.core.settings import Settings
 from tlp.felix.checkpoint import FelixCheckpoint
 from tlp.felix.scorer import FelixModel
@@ -50,7 +52,7 @@ def lenient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train(store: MeasurementStore, settings: Settings, **options: Any) -> dict[str, Any]:
-    return retraining.retrain(fleet_of(settings, store), device=small_fleet.DEVICE, force=True, **options)
+    return retraining.retrain(fleet_of(settings, store), TrainRequest(device=small_fleet.DEVICE, force=True, **options))
 
 
 @pytest.mark.parametrize("key", ["x86_64", "ansor-x86_64", "felix-x86_64"])
@@ -100,9 +102,9 @@ def test_one_model_s_trainings_do_not_make_the_other_wait(fleet: MeasurementStor
         patch.setattr("tlp.training.judge.gate._problem", lambda *_: "is no good")
         assert train(fleet, quick, model="felix")["promoted"] is False
     device = small_fleet.DEVICE
-    assert not training.decide(fleet_of(quick, fleet), device, None, kind="felix").train
-    assert "did not pass the gate" in training.decide(fleet_of(quick, fleet), device, None, kind="felix").reason
-    assert training.decide(fleet_of(quick, fleet), device, None).train
+    assert not decide(fleet_of(quick, fleet), device, None, kind="felix").train
+    assert "the gate stopped version 1" in decide(fleet_of(quick, fleet), device, None, kind="felix").reason
+    assert decide(fleet_of(quick, fleet), device, None).train
 
 
 def test_what_a_kill_leaves_is_gone_on_with(

@@ -12,8 +12,10 @@ import pytest
 
 from bench.synthetic import fill_store
 from storage import MeasurementStore, RunKind, RunState
+from tests.fleets import fleet_of
 from tlp.core.errors import BusyError, InvalidInputError, RegistryError
 from tlp.core.home import open_home
+from tlp.core.requests import TrainRequest
 from tlp.core.settings import Settings
 from tlp.fleet import locks
 from tlp.pipeline import train as retraining
@@ -49,7 +51,7 @@ def skipped(store: MeasurementStore) -> list[str]:
 
 def test_the_life_of_a_family(fleet: MeasurementStore, quick: Settings) -> None:
     """What is due is said, then done once; after that there is nothing to do, and that is a run with a reason."""
-    plan = retraining.retrain(fleet, quick, dry_run=True, strategy="distill")
+    plan = retraining.retrain(fleet_of(quick, fleet), TrainRequest(dry_run=True, strategy="distill"))
     assert fleet.list_runs(kind=RunKind.TRAIN) == []  # a dry run leaves nothing
     assert plan["reason"].startswith("would train: ")
     first = plan["decisions"][0]
@@ -57,18 +59,18 @@ def test_the_life_of_a_family(fleet: MeasurementStore, quick: Settings) -> None:
     assert (first["strategy"], first["parent"]) == ("joint", None)  # from nothing there is only one
     assert [task["role"] for task in first["tasks"]] == ["device", "auxiliary"]
 
-    done = retraining.retrain(fleet, quick)
+    done = retraining.retrain(fleet_of(quick, fleet))
     assert done["version"] == "1"
     assert done["others"] == []  # both were due; the first one's training made the second's superfluous
     (run,) = fleet.list_runs(kind=RunKind.TRAIN)
     assert (run.state, run.device) == (RunState.DONE, OLD)
 
     if done["promoted"]:
-        plan = retraining.retrain(fleet, quick, device=OLD, dry_run=True, strategy="distill")
+        plan = retraining.retrain(fleet_of(quick, fleet), TrainRequest(device=OLD, dry_run=True, strategy="distill"))
         (row,) = plan["decisions"]
         assert (row["strategy"], row["parent"], row["numbers"]["new_samples"]) == ("distill", "1", 0)
 
-    again = retraining.retrain(fleet, quick)
+    again = retraining.retrain(fleet_of(quick, fleet))
     assert (again["version"], again["promoted"]) == (None, False)
     (reason,) = skipped(fleet)
     assert reason == again["reason"] and reason.startswith("nothing to do: ") and "0 new samples" in reason
@@ -78,7 +80,7 @@ def test_a_dry_run_is_a_table_with_the_arithmetic(fleet: MeasurementStore, quick
     from rich.console import Console
 
     console = Console(width=200, file=io.StringIO())
-    plan = retraining.retrain(fleet, quick, dry_run=True)
+    plan = retraining.retrain(fleet_of(quick, fleet), TrainRequest(dry_run=True))
     for part in models.train_dry_run(plan):
         console.print(part)
         assert isinstance(part, str) or all(column.header for column in part.columns)
@@ -91,7 +93,7 @@ def test_a_dry_run_is_a_table_with_the_arithmetic(fleet: MeasurementStore, quick
 
 def test_an_unknown_strategy_is_refused_before_anything_is_done(fleet: MeasurementStore, quick: Settings) -> None:
     with pytest.raises(InvalidInputError, match="'ewc'"):
-        retraining.retrain(fleet, quick, strategy="ewc")
+        retraining.retrain(fleet_of(quick, fleet), TrainRequest(strategy="ewc"))
     assert fleet.list_runs(kind=RunKind.TRAIN) == []
 
 
@@ -103,11 +105,11 @@ def test_two_at_once_one_works_and_the_other_says_so(fleet: MeasurementStore, qu
     with holder:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
         with pytest.raises(BusyError, match=f"process {holder.pid}"):
-            retraining.retrain(fleet, quick)
+            retraining.retrain(fleet_of(quick, fleet))
         (reason,) = skipped(fleet)
         assert f"process {holder.pid}" in reason
         # what measuring starts does not fail for it
-        trained = retraining.train_at_once(fleet, quick, OLD, ok_before=99)
+        trained = retraining.train_at_once(fleet_of(quick, fleet), OLD, ok_before=99)
         assert trained is not None and trained["version"] is None and str(holder.pid) in trained["reason"]
         holder.communicate("\n")
     with locks.train_lock(quick, "x86_64"):
@@ -118,22 +120,22 @@ def test_measuring_trains_when_it_makes_a_task_and_only_then(
     fleet: MeasurementStore, quick: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     have = fleet.device_counts()[OLD].samples_ok
-    assert retraining.train_at_once(fleet, quick, OLD, ok_before=have - 1) is None  # it was one before
+    assert retraining.train_at_once(fleet_of(quick, fleet), OLD, ok_before=have - 1) is None  # it was one before
     short = fleet.get_device(OLD).min_samples
     assert have > short
 
     def broken(*args: object, **kwargs: object) -> None:
         raise RegistryError("MLflow does not answer")
 
-    monkeypatch.setattr(retraining, "_train_family", broken)
-    found = retraining.train_at_once(fleet, quick, OLD, ok_before=short - 1)
+    monkeypatch.setattr(retraining, "_train", broken)
+    found = retraining.train_at_once(fleet_of(quick, fleet), OLD, ok_before=short - 1)
     assert found is not None and "MLflow does not answer" in found["reason"]
     monkeypatch.undo()
-    found = retraining.train_at_once(fleet, quick, OLD, ok_before=0)
+    found = retraining.train_at_once(fleet_of(quick, fleet), OLD, ok_before=0)
     assert found is not None and found["version"] == "1"
 
 
 def test_a_device_below_its_quota_is_left_to_measure(quick: Settings, tmp_path: Path) -> None:
     store = open_home(quick)
     fill_store(store, devices=(OLD,), programs=8, min_samples=10_000)
-    assert retraining.train_at_once(store, quick, OLD, ok_before=0) is None
+    assert retraining.train_at_once(fleet_of(quick, store), OLD, ok_before=0) is None

@@ -15,7 +15,7 @@ from tests.fleets import fleet_of
 from tests.registries import FakeRegistry
 from tlp.core.settings import Settings
 from tlp.registry import kept
-from tlp.training.submit import submit_kept
+from tlp.training.retrain import submit_kept
 
 FACTS: dict[str, Any] = {
     "format": kept.FORMAT,

@@ -21,6 +21,7 @@ import torch
 
 from storage import DeviceState, RunKind, RunState, open_store
 from tests.fleets import fleet_of
+from tests.tlp.training.steps import run_retrain
 from tlp.core import faults as _faults
 from tlp.core.settings import Settings
 from tlp.fleet import locks, runs, states
@@ -32,15 +33,14 @@ from tlp.registry import Registry, kept
 from tlp.training import submit
 from tlp.training.data.dataset import Dataset
 from tlp.training.judge.gate import GateVerdict
-from tlp.training.learn.strategy import Strategy, new_network
+from tlp.training.learn.strategy import JointStrategy, new_network
 from tlp.training.learn.trainer import OnEpoch, TrainOptions
-from tlp.training.retrain import run_retrain
 
 DEVICE, FAMILY = "x86-64-v3", "x86_64"
 SMALL = TLPConfig(heads=(), words=64, dims=(8,), attention_heads=2, head_dims=(8,))
 
 
-class Untrained(Strategy):
+class Untrained(JointStrategy):
     """Weights as they are drawn; notes that it was asked."""
 
     name = "untrained"

@@ -24,8 +24,10 @@ from storage import (
 )
 from tests.fleets import fleet_of
 from tests.registries import FakeRegistry
+from tests.tlp.training.steps import choose_devices, decide, run_retrain
 from tlp.core.errors import BusyError, InvalidInputError, ModelFormatError, NotFoundError
 from tlp.core.fleet import Fleet
+from tlp.core.requests import TrainRequest
 from tlp.core.settings import Settings
 from tlp.exchange.ansor.importing import import_ansor
 from tlp.language.ansor_encoder import LAYOUTS, AnsorEncoder
@@ -39,10 +41,10 @@ from tlp.pipeline.evaluate import evaluate_version
 from tlp.registry import Registry
 from tlp.search.providers import open_provider
 from tlp.training.data.dataset import Dataset, build_dataset, choose_language
-from tlp.training.decision import choose_devices, decide, model_key, new_samples
+from tlp.training.kinds import model_key
 from tlp.training.learn.strategy import JointStrategy, Strategy
 from tlp.training.learn.trainer import TrainOptions
-from tlp.training.retrain import run_retrain
+from tlp.training.plan import TrainingPlan, new_samples
 
 DATA = Path(__file__).parents[2] / "data" / "ansor"
 AT = datetime(2025, 1, 1, tzinfo=UTC)
@@ -170,7 +172,7 @@ def test_retraining_registers_a_model_of_its_own(
 def test_the_whole_step_with_a_real_registry(ansor: DuckDBStore, mlflow_settings: Settings) -> None:
     """What `tlp train --device logged` does, and that tuning does not find the model."""
     settings = mlflow_settings.model_copy(update={"train_epochs": 1, "torch_threads": 1})
-    report = pipeline.retrain(fleet_of(settings, ansor), device="logged", force=True)
+    report = pipeline.retrain(fleet_of(settings, ansor), TrainRequest(device="logged", force=True))
     assert (report["model"], report["version"]) == ("mtl-tlp-ansor-x86_64", "1")
     assert report["samples"]["logged"] == ansor.device_counts()["logged"].samples_ok
     assert "all are ansor's" in report["decisions"][0]["reason"]
@@ -192,25 +194,25 @@ def test_a_family_that_cannot_be_trained_does_not_keep_the_others_from_it(
     ansor: DuckDBStore, mlflow_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nightly, one unreadable champion and one busy family; both used to end the run before the family that works."""
-    trained: list[str] = []
+    asked: list[str] = []
 
-    def load(_registry: Registry, key: str) -> None:
+    def train(_fleet: Fleet, _request: TrainRequest, plan: TrainingPlan, _steps: object) -> dict[str, object]:
+        asked.append(plan.key)
+        if plan.key == "ansor-cuda":
+            raise BusyError("is being trained")
+        return {"model": plan.key}
+
+    def champion(_registry: Registry, key: str) -> None:
         if key == "ansor-x86_64":
             raise ModelFormatError("weights are damaged")
 
-    def train(_store: object, _settings: object, _registry: object, key: str, *_: object) -> dict[str, object]:
-        trained.append(key)
-        if key == "ansor-cuda":
-            raise BusyError("is being trained")
-        return {"model": key}
-
-    monkeypatch.setattr("tlp.training.retrain.load_champion", load)
-    monkeypatch.setattr("tlp.pipeline.train._train_model", train)
+    monkeypatch.setattr("tlp.training.plan.find_champion", champion)
+    monkeypatch.setattr("tlp.pipeline.train._train", train)
     for row in ansor.list_devices():
         assert row.endpoint == {"kind": "dataset"}  # so that all of them count
-    with pytest.raises(ModelFormatError, match="weights are damaged"):
-        pipeline.retrain(fleet_of(mlflow_settings, ansor), force=True)
-    assert sorted(trained) == ["ansor-cuda", "x86_64"]
+    with pytest.raises(BusyError):  # the first that failed
+        pipeline.retrain(fleet_of(mlflow_settings, ansor), TrainRequest(force=True))
+    assert sorted(asked) == ["ansor-cuda", "x86_64"]
 
 
 def test_a_decision_says_what_becomes_of_the_languages(quick: Settings, tmp_path: Path) -> None:
@@ -219,19 +221,19 @@ def test_a_decision_says_what_becomes_of_the_languages(quick: Settings, tmp_path
     import_ansor(store, write_log(tmp_path / "records.json", workloads=3), device="logged")
     fill_store(store, devices=("x86-64-v3",))
     samples = store.sample_languages()["logged"][ANSOR]
-    only = decide(store, quick, "logged", None)
+    only = decide(fleet_of(quick, store), "logged", None)
     assert only.train and only.numbers["samples"] == samples
-    assert "all are ansor's" in only.reason and "tuning does not use" in only.reason
+    assert only.reason.endswith("; all are ansor's: a model tuning does not use")
     assert model_key("x86_64", ANSOR) == "ansor-x86_64" and model_key("x86_64", METASCHEDULE) == "x86_64"
-    assert choose_devices(store, store.get_device("logged"), None, ANSOR) == ["logged"]
-    assert choose_devices(store, store.get_device("x86-64-v3"), None) == ["x86-64-v3"]
+    assert choose_devices(store, "logged", None, ANSOR) == ["logged"]
+    assert choose_devices(store, "x86-64-v3", None) == ["x86-64-v3"]
 
     program = store.samples(devices=["logged"]).row(0, named=True)["program_id"]
     run = store.start_run(RunKind.IMPORT, device="x86-64-v3", params={}, owner={})
     row = Measurement("both", program, "x86-64-v3", run, AT, MeasurementState.OK, (1.0,), 1.0)
     mark = store.watermark()
     store.add_measurements(MeasurementBatch([], [], [row]))
-    both = decide(store, quick, "x86-64-v3", None)
-    assert "its 1 ansor samples are left out" in both.reason
+    both = decide(fleet_of(quick, store), "x86-64-v3", None)
+    assert both.reason.endswith("; 1 ansor samples left out")
     assert both.numbers["samples"] == store.device_counts()["x86-64-v3"].samples_ok - 1
     assert new_samples(store, "x86-64-v3", mark) == 0 and new_samples(store, "x86-64-v3", mark, ANSOR) == 1

@@ -24,6 +24,7 @@ from storage import (
     stable_id,
 )
 from tests.conftest import copy_template
+from tests.fleets import fleet_of
 from tests.tlp import small_fleet
 from tlp.cli import run
 from tlp.core.errors import ModelFormatError
@@ -152,15 +153,15 @@ def test_a_version_that_cannot_be_read_is_skipped_and_named(home: Settings, tmp_
     registry = Registry(home)
     registry.register(Submission(tmp_path / "other", "aarch64", metrics={"top1": 0.5}))
     registry.promote("aarch64", 1, reason="for a test")
-    report = evaluate_version(store, home)
+    report = evaluate_version(fleet_of(home, store))
     assert list(report["models"]) == ["mtl-tlp-x86_64"] and list(report["skipped"]) == ["aarch64"]
     with pytest.raises(ModelFormatError):
-        evaluate_version(store, home, family="aarch64")
+        evaluate_version(fleet_of(home, store), family="aarch64")
 
 
 def test_a_device_without_a_head_is_said_to_have_none(home: Settings) -> None:
     add_device(open_home(home), "newcomer", "x86_64")
-    report = evaluate_version(open_home(home), home)
+    report = evaluate_version(fleet_of(home, open_home(home)))
     assert set(report["devices"]) == {small_fleet.DEVICE, "newcomer"}
     assert report["notes"] == [f"newcomer: version 1 has no head for it, {small_fleet.DEVICE}'s is used"]
 
@@ -169,7 +170,7 @@ def test_a_network_that_was_trained_on_is_named(home: Settings) -> None:
     store = open_home(home)
     tasks = store.get_network("train").tasks[:2]
     store.add_network(Network("late", True, "test", small_fleet.AT, tasks), [])
-    report = evaluate_version(store, home)
+    report = evaluate_version(fleet_of(home, store))
     assert set(report["devices"][small_fleet.DEVICE][PREDICTOR]["networks"]) == {"held", "late"}
     assert report["notes"] == ["mtl-tlp-x86_64: late was not held out when version 1 was trained"]
 
@@ -209,8 +210,8 @@ def test_programs_tvm_cannot_replay_count_for_nobody(home: Settings) -> None:
     store.add_measurements(MeasurementBatch([sketch], [program], [row]))
     store.finish_run(started, RunState.DONE, "test")
 
-    plain = evaluate_version(store, home)
-    compared = evaluate_version(store, home, baselines=["xgb"])
+    plain = evaluate_version(fleet_of(home, store))
+    compared = evaluate_version(fleet_of(home, store), baselines=["xgb"])
     assert plain["left_out"] == {} and compared["left_out"] == {small_fleet.DEVICE: 1}
     shown = [part for part in models.evaluation(compared) if isinstance(part, str)]
     assert any("1 held-out programs" in line and "for all predictors" in line for line in shown)
@@ -234,7 +235,7 @@ def test_a_version_trained_elsewhere_is_compared_with_what_is_here(home: Setting
 def test_where_a_baseline_cannot_be_trained_it_is_left_out(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_home(home)
     monkeypatch.setattr("tlp.training.judge.baselines.MLP_WORKLOADS", 99)
-    report = evaluate_version(store, home, baselines=["mlp"])
+    report = evaluate_version(fleet_of(home, store), baselines=["mlp"])
     assert set(report["devices"][small_fleet.DEVICE]) == {PREDICTOR, "random"}
     assert any("mlp left out" in note and "99" in note for note in report["notes"])
 
@@ -249,7 +250,7 @@ def test_nothing_to_replay_leaves_the_others(home: Settings, monkeypatch: pytest
         return [replace(g, programs=[(_gone(s), d) for s, d in g.programs]) for g in original(*args, **options)]
 
     monkeypatch.setattr(compare, "held_out_groups", unreadable)
-    report = evaluate_version(open_home(home), home, baselines=["xgb"])
+    report = evaluate_version(fleet_of(home, open_home(home)), baselines=["xgb"])
     assert set(report["devices"][small_fleet.DEVICE]) == {PREDICTOR, "random"}
     assert any("xgb left out" in note for note in report["notes"]) and report["left_out"] == {}
 

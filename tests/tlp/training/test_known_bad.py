@@ -13,6 +13,7 @@ from bench.synthetic import fill_store
 from storage import DuckDBStore
 from tests.fleets import fleet_of
 from tests.registries import FakeRegistry
+from tests.tlp.training.steps import run_retrain
 from tests.tlp.training.test_retrain import HELD, OPTIONS, SMALL
 from tlp.core.errors import ModelFormatError
 from tlp.core.registry import Submission
@@ -24,12 +25,12 @@ from tlp.training.data.dataset import Dataset
 from tlp.training.judge.gate import CANDIDATE
 from tlp.training.learn.strategy import JointStrategy, Strategy
 from tlp.training.learn.trainer import OnEpoch, TrainOptions
-from tlp.training.retrain import RetrainResult, run_retrain
+from tlp.training.retrain import RetrainResult
 
 TRAINED, OTHER = "x86-64-v3", "x86-64-v2"
 
 
-class Spoiling(Strategy):
+class Spoiling(JointStrategy):
     """The joint strategy on labels of which one device's are shuffled, or the parent with one head damaged."""
 
     name = "spoiling"

@@ -17,6 +17,7 @@ from storage import DuckDBStore
 from tests.conftest import copy_template
 from tests.fleets import fleet_of
 from tests.tlp.training.crashing import DEVICE, FAMILY, Untrained
+from tests.tlp.training.steps import run_retrain
 from tlp.core.errors import RegistryUnavailableError
 from tlp.core.processes import owned_command
 from tlp.core.settings import Settings
@@ -24,7 +25,7 @@ from tlp.registry import Registry, kept, versions
 from tlp.services import processes
 from tlp.services.contract import Service
 from tlp.services.mlflow import command
-from tlp.training.retrain import run_retrain, submit_kept
+from tlp.training.retrain import submit_kept
 
 
 def start_server(home: Settings, port: int) -> Service:

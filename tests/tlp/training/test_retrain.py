@@ -11,24 +11,25 @@ import torch
 
 from bench.synthetic import fill_store
 from storage import DeviceState, DuckDBStore
+from tests.fleets import fleet_of
 from tests.registries import FakeRegistry
+from tests.tlp.training.steps import choose_devices, decide, run_retrain
 from tlp.core.errors import ModelFormatError, NotFoundError
 from tlp.core.settings import Settings
 from tlp.language.metaschedule_encoder import ENCODER_VERSION
 from tlp.model.checkpoint import CONFIG, Checkpoint, Manifest
 from tlp.model.config import TLPConfig
-from tlp.training import retrain
 from tlp.training.data.dataset import Dataset
-from tlp.training.learn.strategy import JointStrategy, Strategy
+from tlp.training.learn.strategy import JointStrategy
 from tlp.training.learn.trainer import OnEpoch, TrainOptions
-from tlp.training.retrain import choose_devices, decide, run_retrain
+from tlp.training.tasks import MAX_AUXILIARIES
 
 SMALL = TLPConfig(heads=(), words=64, dims=(32, 64), attention_heads=4, head_dims=(32,))
 OPTIONS = {"workloads_per_network": 6, "programs": 32, "networks": ("a", "b", "c", "held", "held2")}
 HELD = ("held", "held2")
 
 
-class Small(Strategy):
+class Small(JointStrategy):
     """The joint strategy with a small network; may spoil the result to play a bad candidate."""
 
     name = "small"
@@ -75,7 +76,10 @@ def registry(tmp_path: Path) -> FakeRegistry:
 def test_the_loop(fleet: DuckDBStore, quick: Settings, registry: FakeRegistry) -> None:
     epochs: list[int] = []
     first = run_retrain(
-        fleet, quick, registry, device="x86-64-v3", strategy=Small(), on_progress=lambda r: epochs.append(r.epoch)
+        fleet_of(quick, fleet, registry),
+        device="x86-64-v3",
+        strategy=Small(),
+        on_progress=lambda r: epochs.append(r.epoch),
     )
     assert first.promoted and first.version == 1, first.reason
     assert epochs == list(range(1, quick.train_epochs + 1))
@@ -93,17 +97,17 @@ def test_the_loop(fleet: DuckDBStore, quick: Settings, registry: FakeRegistry) -
     assert Checkpoint.load(version.checkpoint_dir).heads == ("x86-64-v2", "x86-64-v3")
 
     # nothing new: skipped, with the numbers
-    second = run_retrain(fleet, quick, registry, device="x86-64-v3", strategy=Small())
+    second = run_retrain(fleet_of(quick, fleet, registry), device="x86-64-v3", strategy=Small())
     assert (second.version, second.promoted, second.gate) == (None, False, None)
     assert "0 new samples" in second.reason and len(registry.versions) == 1
 
     # a training with shuffled labels and one with a corrupted head are stopped, and say so
     bad = run_retrain(
-        fleet, quick, registry, device="x86-64-v3", from_scratch=True, strategy=Small(shuffle_labels=True)
+        fleet_of(quick, fleet, registry), device="x86-64-v3", from_scratch=True, strategy=Small(shuffle_labels=True)
     )
     assert not bad.promoted and bad.version == 2 and registry.champion == {"x86_64": 1}
     corrupt = run_retrain(
-        fleet, quick, registry, device="x86-64-v3", force=True, strategy=Small(corrupt_head="x86-64-v2")
+        fleet_of(quick, fleet, registry), device="x86-64-v3", force=True, strategy=Small(corrupt_head="x86-64-v2")
     )
     assert not corrupt.promoted and "x86-64-v2" in corrupt.reason
     assert registry.versions[2].tags["gate"] == "failed" and registry.versions[2].tags["trained_from"] == "version 1"
@@ -112,7 +116,7 @@ def test_the_loop(fleet: DuckDBStore, quick: Settings, registry: FakeRegistry) -
 def test_a_first_version_from_shuffled_labels_is_stopped(
     fleet: DuckDBStore, quick: Settings, registry: FakeRegistry
 ) -> None:
-    result = run_retrain(fleet, quick, registry, device="x86-64-v3", strategy=Small(shuffle_labels=True))
+    result = run_retrain(fleet_of(quick, fleet, registry), device="x86-64-v3", strategy=Small(shuffle_labels=True))
     assert not result.promoted and registry.champion == {} and "random" in result.reason
     assert registry.versions[0].tags["gate_reason"]
 
@@ -121,13 +125,13 @@ def test_a_champion_of_another_encoder_is_refused_unless_from_scratch(
     fleet: DuckDBStore, quick: Settings, registry: FakeRegistry
 ) -> None:
     quick = quick.model_copy(update={"train_epochs": 1})
-    run_retrain(fleet, quick, registry, device="x86-64-v3", strategy=Small())
+    run_retrain(fleet_of(quick, fleet, registry), device="x86-64-v3", strategy=Small())
     registry.promote("x86_64", 1, reason="for a test")
     path = registry.versions[0].checkpoint_dir / CONFIG
     path.write_text(path.read_text().replace(ENCODER_VERSION, "metaschedule-99"))
     with pytest.raises(ModelFormatError, match="metaschedule-99"):
-        run_retrain(fleet, quick, registry, device="x86-64-v3", force=True, strategy=Small())
-    again = run_retrain(fleet, quick, registry, device="x86-64-v3", from_scratch=True, strategy=Small())
+        run_retrain(fleet_of(quick, fleet, registry), device="x86-64-v3", force=True, strategy=Small())
+    again = run_retrain(fleet_of(quick, fleet, registry), device="x86-64-v3", from_scratch=True, strategy=Small())
     assert again.version == 2
 
 
@@ -137,38 +141,38 @@ def manifest(*heads: str, watermark: int = 0) -> Manifest:
 
 def test_decisions_have_numbers(fleet: DuckDBStore, quick: Settings) -> None:
     have = fleet.device_counts()["x86-64-v2"].samples_ok
-    new_task = decide(fleet, quick, "x86-64-v2", None)
+    new_task = decide(fleet_of(quick, fleet), "x86-64-v2", None)
     assert new_task.train and str(have) in new_task.reason
-    assert decide(fleet, quick, "x86-64-v2", manifest("x86-64-v3")).train
+    assert decide(fleet_of(quick, fleet), "x86-64-v2", manifest("x86-64-v3")).train
     mark = fleet.watermark()
-    assert decide(fleet, quick, "x86-64-v2", manifest("x86-64-v2", watermark=0)).train
-    later = decide(fleet, quick, "x86-64-v2", manifest("x86-64-v2", watermark=mark))
+    assert decide(fleet_of(quick, fleet), "x86-64-v2", manifest("x86-64-v2", watermark=0)).train
+    later = decide(fleet_of(quick, fleet), "x86-64-v2", manifest("x86-64-v2", watermark=mark))
     assert not later.train and later.numbers["new_samples"] == 0
-    assert decide(fleet, quick, "x86-64-v2", manifest("x86-64-v2", watermark=mark), force=True).train
+    assert decide(fleet_of(quick, fleet), "x86-64-v2", manifest("x86-64-v2", watermark=mark), force=True).train
     with pytest.raises(NotFoundError):
-        decide(fleet, quick, "nobody", None)
+        decide(fleet_of(quick, fleet), "nobody", None)
 
 
 def test_a_device_below_its_quota_waits(quick: Settings) -> None:
     store = DuckDBStore()
     fill_store(store, min_samples=10_000)
-    decision = decide(store, quick, "x86-64-v2", None)
+    decision = decide(fleet_of(quick, store), "x86-64-v2", None)
     assert not decision.train
     assert decision.numbers["lacking"] == 10_000 - decision.numbers["samples"]
     assert str(decision.numbers["lacking"]) in decision.reason
     store.set_device_state("x86-64-v2", DeviceState.RETIRED, "old")
-    assert "retired" in decide(store, quick, "x86-64-v2", None, force=True).reason
+    assert "retired" in decide(fleet_of(quick, store), "x86-64-v2", None, force=True).reason
 
 
 def test_auxiliaries_are_the_most_similar_of_the_family(quick: Settings) -> None:
     store = DuckDBStore()
     fill_store(store, devices=("x86-64-v2", "x86-64-v3", "x86-64-v4"), programs=6, min_samples=10)
-    assert choose_devices(store, store.get_device("x86-64-v3"), None) == ["x86-64-v2", "x86-64-v3", "x86-64-v4"]
+    assert choose_devices(store, "x86-64-v3", None) == ["x86-64-v2", "x86-64-v3", "x86-64-v4"]
     few = DuckDBStore()
     fill_store(few, devices=("x86-64-v2", "x86-64-v3"), min_samples=10_000)
-    assert choose_devices(few, few.get_device("x86-64-v3"), None) == ["x86-64-v3"]
-    assert choose_devices(few, few.get_device("x86-64-v3"), manifest("x86-64-v2")) == ["x86-64-v2", "x86-64-v3"]
-    assert retrain.MAX_AUXILIARIES == 2
+    assert choose_devices(few, "x86-64-v3", None) == ["x86-64-v3"]
+    assert choose_devices(few, "x86-64-v3", manifest("x86-64-v2")) == ["x86-64-v2", "x86-64-v3"]
+    assert MAX_AUXILIARIES == 2
 
 
 def test_training_leaves_global_settings_of_torch_alone(fleet: DuckDBStore, quick: Settings) -> None:

@@ -18,8 +18,15 @@ from tlp.model.config import TLPConfig
 from tlp.model.nearest import nearest_head, rank_correlations
 from tlp.training.data.dataset import Dataset, build_dataset
 from tlp.training.data.subset import only, sampled, with_labels
-from tlp.training.learn.incremental import RECIPES, STRATEGIES, IncrementalStrategy, make_strategy
-from tlp.training.learn.strategy import JointStrategy, teach, warm_start
+from tlp.training.learn.strategy import (
+    RECIPES,
+    STRATEGIES,
+    IncrementalStrategy,
+    JointStrategy,
+    make_strategy,
+    teach,
+    warm_start,
+)
 from tlp.training.learn.trainer import TrainOptions
 
 SMALL = TLPConfig(heads=(), words=64, dims=(16, 32), attention_heads=4, head_dims=(16,))

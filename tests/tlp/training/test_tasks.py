@@ -9,10 +9,11 @@ import pytest
 from bench.synthetic import fill_store
 from storage import Device, DeviceState, DuckDBStore, RoundQuality, RunKind, RunState
 from tests.fleets import fleet_of
+from tests.tlp.training.steps import choose_devices, decide
 from tlp.core.settings import Settings
 from tlp.model.checkpoint import Manifest
-from tlp.training.decision import decide
-from tlp.training.tasks import MAX_AUXILIARIES, Role, choose_devices, choose_tasks
+from tlp.training.plan import DecisionCode
+from tlp.training.tasks import MAX_AUXILIARIES, Role, choose_tasks
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 MANY = tuple(f"cpu-{number}-x86-64-v{2 + number % 3}" for number in range(10))
@@ -21,6 +22,10 @@ MANY = tuple(f"cpu-{number}-x86-64-v{2 + number % 3}" for number in range(10))
 def manifest(*heads: str, watermark: int = 0, **watermarks: int) -> Manifest:
     learned = {name.replace("_", "-"): mark for name, mark in watermarks.items()}
     return Manifest("x86_64", "metaschedule-2", heads, {}, {}, watermark, (), "joint", None, (0,), watermarks=learned)
+
+
+def counts(store: DuckDBStore) -> dict[str, int]:
+    return {name: row.samples_ok for name, row in store.device_counts().items()}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +38,7 @@ def many() -> DuckDBStore:
 
 def test_a_family_of_ten_trains_three_tasks_and_keeps_seven_heads(many: DuckDBStore) -> None:
     focus = MANY[1]  # v3
-    tasks = choose_tasks(many, many.get_device(focus), manifest(*MANY))
+    tasks = choose_tasks(many, many.get_device(focus), manifest(*MANY), counts(many))
     roles = [task.role for task in tasks]
     assert roles == [Role.FOCUS] + [Role.AUXILIARY] * MAX_AUXILIARIES + [Role.KEPT] * 7
     assert tasks[0].device == focus
@@ -43,9 +48,9 @@ def test_a_family_of_ten_trains_three_tasks_and_keeps_seven_heads(many: DuckDBSt
     assert [task.correlation for task in auxiliaries] == [pytest.approx(1.0)] * 2
     assert all("rank correlation 1.00" in task.why for task in auxiliaries)
     # every head of the champion is in the next version
-    assert choose_devices(many, many.get_device(focus), manifest(*MANY)) == sorted(MANY)
+    assert choose_devices(many, focus, manifest(*MANY)) == sorted(MANY)
     # without a champion nothing is kept
-    assert len(choose_devices(many, many.get_device(focus), None)) == 1 + MAX_AUXILIARIES
+    assert len(choose_devices(many, focus, None)) == 1 + MAX_AUXILIARIES
 
 
 def test_a_head_without_samples_here_is_kept(many: DuckDBStore) -> None:
@@ -53,15 +58,15 @@ def test_a_head_without_samples_here_is_kept(many: DuckDBStore) -> None:
     fill_store(store, devices=("x86-64-v3",), programs=12)
     silent = Device("silent", {"kind": "llvm", "mcpu": "x86-64-v3"}, "x86_64", 5, {}, {}, DeviceState.SERVING, AT)
     store.add_device(silent, "moved here")
-    tasks = choose_tasks(store, store.get_device("x86-64-v3"), manifest("silent"))
+    tasks = choose_tasks(store, store.get_device("x86-64-v3"), manifest("silent"), counts(store))
     assert [(task.device, task.role) for task in tasks] == [("x86-64-v3", Role.FOCUS), ("silent", Role.KEPT)]
 
 
 def test_samples_that_a_training_left_out_still_make_one_due(many: DuckDBStore, quick: Settings) -> None:
     name, mark = MANY[0], many.watermark()
     key = name.replace("-", "_")
-    assert not decide(many, quick, name, manifest(name, watermark=mark)).train
-    kept = decide(many, quick, name, manifest(name, watermark=mark, **{key: 0}))
+    assert not decide(fleet_of(quick, many), name, manifest(name, watermark=mark)).train
+    kept = decide(fleet_of(quick, many), name, manifest(name, watermark=mark, **{key: 0}))
     assert kept.train and kept.numbers["new_samples"] == many.device_counts()[name].samples_ok
 
 
@@ -75,18 +80,19 @@ def test_the_same_samples_are_not_trained_again_after_the_gate_said_no(quick: Se
     store = DuckDBStore()
     fill_store(store, min_samples=100)
     mark = store.watermark()
-    assert decide(store, quick, "x86-64-v2", None).train
+    assert decide(fleet_of(quick, store), "x86-64-v2", None).train
     judged(store, "x86-64-v2", promoted=False, parent=None, watermark=mark)
-    again = decide(store, quick, "x86-64-v2", None)
-    assert not again.train and "version 4" in again.reason and "0 new samples since, 100 needed" in again.reason
-    assert decide(store, quick, "x86-64-v2", None, force=True).train  # a person may
+    again = decide(fleet_of(quick, store), "x86-64-v2", None)
+    assert (again.train, again.code) == (False, DecisionCode.STOPPED_BEFORE)
+    assert again.reason == "x86-64-v2: the gate stopped version 4; 0 new samples since, 100 needed"
+    assert decide(fleet_of(quick, store), "x86-64-v2", None, force=True).train  # a person may
     # another champion, another training
-    assert decide(store, quick, "x86-64-v2", manifest("x86-64-v3"), champion_version=7).train
+    assert decide(fleet_of(quick, store), "x86-64-v2", manifest("x86-64-v3"), champion_version=7).train
     # enough new samples since, another training
     judged(store, "x86-64-v2", promoted=False, parent=None, watermark=mark - 250)
-    assert decide(store, quick, "x86-64-v2", None).train
+    assert decide(fleet_of(quick, store), "x86-64-v2", None).train
     judged(store, "x86-64-v2", promoted=True, parent=None, watermark=mark)
-    assert decide(store, quick, "x86-64-v2", None).train
+    assert decide(fleet_of(quick, store), "x86-64-v2", None).train
 
 
 def rounds(store: DuckDBStore, right: list[float], *, canary_off: bool = False) -> None:

@@ -11,13 +11,13 @@ from storage import DuckDBStore, Measurement, MeasurementState, RunKind, RunStat
 from tests.fleets import fleet_of
 from tests.tlp import small_fleet
 from tests.tlp.small_fleet import TARGET, candidates, latency_s, workload
+from tests.tlp.training.steps import decide
 from tlp.core.settings import Settings
 from tlp.search.select import fit_guide, guide_from_store
 from tlp.training import saturation
 from tlp.training.data import transfer
 from tlp.training.data.dataset import Dataset, build_dataset
 from tlp.training.data.transfer import fill_from_relatives
-from tlp.training.decision import decide
 
 PROGRAMS = 14
 

@@ -1,12 +1,24 @@
-"""How new data or a new device enters the model."""
+"""How new data or a new device enters the model: a table of strategies.
+
+    joint       the paper's: the tasks' samples together, one loss summed over heads (MTL-TLP §5), the whole budget
+    fine-tune   the device's samples only, from the parent's weights: what everything else must beat
+    replay      … and a bounded sample of the other devices' programs (Rolnick et al. 2019, "Experience Replay for
+                Continual Learning", arXiv 1811.11682)
+    distill     … and no other samples: the other heads keep the parent's scores of the device's programs (Li & Hoiem
+                2016, "Learning without Forgetting", arXiv 1606.09282)
+
+A warm start needs fewer epochs at a lower learning rate than a training from scratch; what each needs was chosen by
+cross-validation over training networks (`bench/continual.py --choose`, docs/continual.md).
+"""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final
+from functools import partial
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +32,7 @@ from tlp.model.config import TLPConfig
 from tlp.model.nearest import nearest_head, rank_correlations
 from tlp.model.network import MTLTLP
 from tlp.training.data.dataset import Dataset
-from tlp.training.data.subset import only, with_labels
-from tlp.training.data.transfer import fill_from_relatives
+from tlp.training.data.subset import only, sampled, with_labels
 from tlp.training.learn.trainer import EpochReport, OnEpoch, Teacher, TrainOptions, fit, set_threads, training_facts
 
 JOINT: Final = "joint"
@@ -30,16 +41,38 @@ MIN_SPREAD = 1e-3  # of a teacher's scores: a head that ranks nothing teaches no
 _TAUGHT_AT_ONCE = 1024
 
 
+@dataclass(frozen=True)
+class Lesson:
+    """What a strategy lets a network learn.
+
+    Attributes:
+        dataset: with the labels that count.
+        options: how long and how fast.
+        learned: devices of which all samples are in it; the others keep their watermark.
+        teacher: scores that heads shall keep.
+    """
+
+    dataset: Dataset
+    options: TrainOptions
+    learned: frozenset[str]
+    teacher: Teacher | None = None
+
+
 class Strategy(ABC):
     """Turns a data set, and a parent model if there is one, into a model with a head per device of the data set.
 
-    The result's heads are the data set's devices in its order; its vocabulary is the data set's. The parent is not
-    changed. The same arguments give the same weights.
+    A strategy says what is learned on top of a parent (`lesson`); the rest is the same for all. With a parent, trunk
+    and known heads start from its weights and a new head as a copy of the nearest device's (`warm_start`). From scratch
+    all devices of the data set are learned together, whatever the strategy. The result's heads and vocabulary are the
+    data set's; the parent is not changed. The same arguments give the same weights.
     """
 
-    name: ClassVar[str]
+    name: str
 
     @abstractmethod
+    def lesson(self, dataset: Dataset, options: TrainOptions, parent: Checkpoint) -> Lesson:
+        """What is learned on top of the parent, whose heads are among the data set's devices or more."""
+
     def train(
         self,
         dataset: Dataset,
@@ -63,47 +96,8 @@ class Strategy(ABC):
         Raises:
             InvalidInputError: the data set was not encoded for this parent.
         """
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """What a strategy lets a network learn.
-
-    Attributes:
-        dataset: with the labels that count.
-        options: how long and how fast.
-        learned: devices of which all samples are in it; the others keep their watermark.
-        teacher: scores that heads shall keep.
-    """
-
-    dataset: Dataset
-    options: TrainOptions
-    learned: frozenset[str]
-    teacher: Teacher | None = None
-
-
-class LessonStrategy(Strategy):
-    """A strategy that says what is learned; weights from scratch or from the parent, and the training, are the same.
-
-    With a parent, trunk and known heads start from its weights and a new head as a copy of the nearest device's
-    (`warm_start`). From scratch all devices of the data set are learned together, whatever the strategy.
-    """
-
-    def train(
-        self,
-        dataset: Dataset,
-        options: TrainOptions,
-        *,
-        parent: Checkpoint | None = None,
-        parent_version: str | None = None,
-        config: TLPConfig | None = None,
-        on_epoch: OnEpoch | None = None,
-    ) -> Checkpoint:
-        """See `Strategy.train`."""
         set_threads(options.threads)
         torch.manual_seed(options.seed)
-        if options.fill_few:
-            dataset = fill_from_relatives(dataset, seed=options.seed)
         if parent is None:
             network = new_network(dataset, config)
             lesson = Lesson(dataset, options, frozenset(dataset.device_names))
@@ -119,18 +113,14 @@ class LessonStrategy(Strategy):
             state={key: value.detach().clone() for key, value in network.state_dict().items()},
         )
 
-    @abstractmethod
-    def lesson(self, dataset: Dataset, options: TrainOptions, parent: Checkpoint) -> Lesson:
-        """What is learned on top of the parent, whose heads are among the data set's devices or more."""
 
-
-class JointStrategy(LessonStrategy):
-    """The paper's: the tasks' samples together, one loss summed over heads (MTL-TLP §5), the whole budget.
+class JointStrategy(Strategy):
+    """Trains devices together.
 
     Args:
-        tasks: devices that are trained together; None: all of the data set. The parent's other heads are kept where
-            the trunk moves by distillation on the tasks' programs, so that a family of many devices costs what its
-            tasks cost. Devices without a head in the parent are always among the tasks.
+        tasks: those devices; None: all of the data set. The parent's other heads are kept where the trunk moves by
+            distillation on the tasks' programs, so that a family of many devices costs what its tasks cost. Devices
+            without a head in the parent are always among the tasks.
     """
 
     name = JOINT
@@ -139,13 +129,98 @@ class JointStrategy(LessonStrategy):
         self._tasks = None if tasks is None else frozenset(tasks)
 
     def lesson(self, dataset: Dataset, options: TrainOptions, parent: Checkpoint) -> Lesson:
-        """See `LessonStrategy.lesson`."""
+        """See `Strategy.lesson`."""
         names = frozenset(dataset.device_names)
         learned = names if self._tasks is None else names & self._tasks | (names - set(parent.heads))
         if learned == names:
             return Lesson(dataset, options, names)
         bounded = with_labels(dataset, only(dataset, learned))
         return Lesson(bounded, options, learned, teach(parent, bounded, names - learned))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What an incremental strategy does with the options of a whole training.
+
+    Attributes:
+        epochs: part of the epochs, at least one is made.
+        learning_rate: factor.
+        replay: programs of other devices, all of them together, that are trained on again.
+        distillation: weight of keeping the parent's scores of the other devices' heads.
+        trunk_rate: factor of the learning rate for what the devices share.
+        batch: factor of the lists per step; a short training has few steps, smaller ones give it more.
+    """
+
+    epochs: float
+    learning_rate: float
+    replay: int = 0
+    distillation: float = 0.0
+    trunk_rate: float = 1.0
+    batch: float = 1.0
+
+
+RECIPES: Final[Mapping[str, Recipe]] = {
+    "fine-tune": Recipe(epochs=0.25, learning_rate=1.0, trunk_rate=0.1, batch=0.25),
+    "replay": Recipe(epochs=0.25, learning_rate=1.0, replay=2048, batch=0.25),
+    "distill": Recipe(epochs=0.25, learning_rate=1.0, distillation=5.0, batch=0.25),
+}
+
+
+class IncrementalStrategy(Strategy):
+    """Learns some devices on top of a parent.
+
+    Args:
+        name: what versions are called after.
+        focus: devices to learn; those without a head in the parent are learned anyway. If that makes none: all.
+        recipe: None: that of the name.
+    """
+
+    def __init__(self, name: str, focus: Sequence[str] = (), *, recipe: Recipe | None = None) -> None:
+        self.name = name
+        self._focus = frozenset(focus)
+        self._recipe = recipe or RECIPES[name]
+
+    def lesson(self, dataset: Dataset, options: TrainOptions, parent: Checkpoint) -> Lesson:
+        """See `Strategy.lesson`."""
+        recipe = self._recipe
+        names = dataset.device_names
+        learned = frozenset(n for n in names if n in self._focus or n not in parent.heads) or frozenset(names)
+        others = [name for name in names if name not in learned]
+        labels = only(dataset, learned)
+        if others and recipe.replay:
+            again = sampled(dataset, others, max(recipe.replay // len(others), 2), options.seed)
+            labels = np.where(np.isnan(labels), again, labels)
+        kept = with_labels(dataset, labels)
+        teacher = teach(parent, kept, others, weight=recipe.distillation) if recipe.distillation else None
+        budget = replace(
+            options,
+            epochs=max(1, round(options.epochs * recipe.epochs)),
+            learning_rate=options.learning_rate * recipe.learning_rate,
+            trunk_rate=recipe.trunk_rate,
+            batch_lists=max(1, round(options.batch_lists * recipe.batch)),
+        )
+        return Lesson(kept, budget, learned, teacher)
+
+
+def _incremental(name: str, device: str, tasks: Sequence[str] | None) -> Strategy:
+    return IncrementalStrategy(name, [device])
+
+
+STRATEGIES: Final[dict[str, Callable[[str, Sequence[str] | None], Strategy]]] = {
+    JOINT: lambda device, tasks: JointStrategy(tasks),
+    **{name: partial(_incremental, name) for name in RECIPES},
+}
+"""Name → a function of the device that a training is for and the devices trained together (None: all)."""
+
+
+def make_strategy(name: str, device: str, tasks: Sequence[str] | None = None) -> Strategy:
+    """An entry of `STRATEGIES`. Raises InvalidInputError: there is none of that name."""
+    if name not in STRATEGIES:
+        raise InvalidInputError(
+            f"strategy {name!r} is not known, there is {', '.join(STRATEGIES)}",
+            next_command="tlp train --strategy joint",
+        )
+    return STRATEGIES[name](device, tasks)
 
 
 def teach(parent: Checkpoint, dataset: Dataset, devices: Collection[str], *, weight: float = 1.0) -> Teacher | None:
@@ -245,8 +320,8 @@ def warm_start(parent: Checkpoint, dataset: Dataset) -> MTLTLP:
 def _correlations(dataset: Dataset, device: str) -> dict[str, float]:
     """Rank correlation of a device with the data set's others; those with too few programs in common are left out."""
     workload = np.repeat(np.arange(len(dataset.groups)), np.diff(dataset.groups, axis=1)[:, 0])
-    found = rank_correlations(workload, dataset.labels, dataset.device_names.index(device))
-    return {name: rho for name, rho in zip(dataset.device_names, found, strict=True) if not math.isnan(rho)}
+    correlations = rank_correlations(workload, dataset.labels, dataset.device_names.index(device))
+    return {name: rho for name, rho in zip(dataset.device_names, correlations, strict=True) if not math.isnan(rho)}
 
 
 def _manifest(
@@ -260,13 +335,15 @@ def _manifest(
     dataset, options = lesson.dataset, lesson.options
     metrics, curves = training_facts(dataset, network, reports)
     return Manifest(
-        family=_family(dataset.devices),
+        family=family_of(dataset.devices),
         encoder_version=dataset.encoder.version,
         heads=dataset.device_names,
-        targets=_targets(dataset.devices),
+        targets={device.name: dict(device.target) for device in dataset.devices},
         samples=dict(dataset.samples),
         watermark=dataset.watermark,
-        watermarks={} if parent is None else _kept_watermarks(parent.manifest, lesson),
+        watermarks={}
+        if parent is None
+        else {n: parent.manifest.learned_until(n) for n in dataset.device_names if n not in lesson.learned},
         holdout=dataset.holdout.networks,
         strategy=strategy,
         parent=parent_version,
@@ -276,18 +353,9 @@ def _manifest(
     )
 
 
-def _kept_watermarks(parent: Manifest, lesson: Lesson) -> dict[str, int]:
-    """Devices of which newer samples were not learned, with the watermark up to which they were."""
-    kept = [name for name in lesson.dataset.device_names if name not in lesson.learned]
-    return {name: parent.learned_until(name) for name in kept}
-
-
-def _family(devices: tuple[Device, ...]) -> str:
+def family_of(devices: Sequence[Device]) -> str:
+    """The ISA family of devices that share a model. Raises InvalidInputError: they are of several."""
     families = sorted({device.family for device in devices})
     if len(families) > 1:
         raise InvalidInputError(f"devices of {', '.join(families)} cannot share a model: one family each")
     return families[0]
-
-
-def _targets(devices: tuple[Device, ...]) -> dict[str, Mapping[str, Any]]:
-    return {device.name: dict(device.target) for device in devices}

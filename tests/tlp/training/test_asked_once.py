@@ -1,0 +1,72 @@
+"""One training asks the store and the registry once who the device, the champion and the tasks are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.synthetic import fill_store
+from storage import DuckDBStore
+from tests.fleets import fleet_of
+from tests.registries import FakeRegistry
+from tlp.core.requests import TrainRequest
+from tlp.core.settings import Settings
+from tlp.pipeline.train import retrain
+from tlp.training import plan as planning
+
+DEVICE = "x86-64-v3"
+
+
+class Counting:
+    """Passes every call on and counts it by name, and by its first argument if that is text."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.calls: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._inner, name)
+        if not callable(value):
+            return value
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls[name] += 1
+            if args and isinstance(args[0], str):
+                self.calls[f"{name} {args[0]}"] += 1
+            return value(*args, **kwargs)
+
+        return call
+
+
+def test_who_is_asked_how_often(tmp_path: Path, quick: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = DuckDBStore()
+    fill_store(inner, networks=("a", "held"), workloads_per_network=3, programs=8, min_samples=8)
+    settings = quick.model_copy(update={"train_epochs": 1, "gate_max_other_drop": 1.0})
+    asked: Counter[str] = Counter()
+    for name in ("decide", "choose_tasks"):
+        real = getattr(planning, name)
+
+        def counted(*args: Any, name: str = name, real: Any = real, **kwargs: Any) -> Any:
+            asked[name] += 1
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(planning, name, counted)
+    registry = Counting(FakeRegistry(tmp_path / "registry"))
+    monkeypatch.setattr("tlp.training.judge.gate._problem", lambda *_: None)
+    for _ in range(2):  # without a champion, then from one
+        store = Counting(inner)
+        registry.calls.clear()
+        asked.clear()
+        report = retrain(fleet_of(settings, store, registry), TrainRequest(device=DEVICE, force=True))
+        assert report["version"] is not None and report["promoted"]
+        assert registry.calls["usable"] == 1, "the champion is resolved and loaded once"
+        assert registry.calls["register"] == registry.calls["promote_judged"] == registry.calls["champion_version"] == 1
+        assert asked == {"decide": 1, "choose_tasks": 1}
+        # the request's device; its state before and after the run; the heads in the data set, the evaluation and at the
+        # promotion, each by name
+        assert store.calls[f"get_device {DEVICE}"] <= 7, store.calls
+        assert store.calls["sample_languages"] <= 5, store.calls
+    assert report["parent"] == "1"
