@@ -9,19 +9,7 @@ from typing import Annotated
 import typer
 
 from tlp import __version__
-from tlp.cli import (
-    bootstrap,
-    demo,
-    device,
-    evaluate,
-    exchange,
-    measure,
-    model,
-    network,
-    services,
-    train,
-    tune,
-)
+from tlp.cli import device, exchange, model, network, services, steps, tune
 from tlp.cli._output import LOGGERS, JsonOption, VerboseOption, state
 from tlp.pipeline import guests as guests  # their kinds, searches and baselines stand in the help
 
@@ -37,9 +25,9 @@ def build() -> typer.Typer:
         rich_markup_mode="rich",
     )
     app.callback()(_root)
-    for module in (services, demo, bootstrap, measure, train, evaluate, tune):
-        module.register(app)
-    for sub in (device.app(), network.app(), model.app(), exchange.import_app(), exchange.export_app()):
+    for module in (services, steps, tune):
+        app.registered_commands += module.app.registered_commands
+    for sub in (device.app, network.app, model.app, exchange.importing, exchange.exporting):
         app.add_typer(sub)
     return app
 

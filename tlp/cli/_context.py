@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
+import typer
 from pydantic import ValidationError
 
 from tlp.cli._output import state
@@ -26,6 +27,7 @@ class Entry(Protocol):
         """A few words for `--help`."""
 
 
+Reason = Annotated[str, typer.Option(help="Why; goes into the history.")]
 RequestT = TypeVar("RequestT", bound=Request)
 
 

@@ -12,7 +12,7 @@ import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
 
 import typer
 from pydantic_core import to_json
@@ -63,6 +63,7 @@ class _State:
 
 
 LOGGERS = ("tlp", "storage", "flows")
+CommandT = TypeVar("CommandT", bound=Callable[..., Output])
 state = _State()
 
 
@@ -117,10 +118,10 @@ def answers_only() -> Iterator[TextIO]:
             answer.close()
 
 
-def command(app: typer.Typer, name: str, *, example: str) -> Callable[[Callable[..., Output]], Callable[..., None]]:
+def command(app: typer.Typer, name: str, *, example: str) -> Callable[[CommandT], CommandT]:
     """Register a function that returns an `Output`: with `--json`, `--verbose` and an example in its help."""
 
-    def register(function: Callable[..., Output]) -> Callable[..., None]:
+    def register(function: CommandT) -> CommandT:
         hints = typing.get_type_hints(function, include_extras=True)
         parameters = [p.replace(annotation=hints[p.name]) for p in inspect.signature(function).parameters.values()]
         parameters += [
@@ -145,7 +146,7 @@ def command(app: typer.Typer, name: str, *, example: str) -> Callable[[Callable[
         run.__annotations__ = {p.name: p.annotation for p in parameters}
         paragraphs = [" ".join(text.split()) for text in (inspect.getdoc(function) or "").split("\n\n")]
         app.command(name, help="\n\n".join(paragraphs), short_help=paragraphs[0], epilog=f"Example: {example}")(run)
-        return run
+        return function
 
     return register
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from storage import DeviceState, ReasonCode
-from tlp.cli._context import open_all
+from tlp.cli._context import Reason, open_all
 from tlp.cli._output import Output, command, group, state
 from tlp.core.errors import UserError
 from tlp.core.fleet import Fleet
@@ -15,17 +15,10 @@ from tlp.core.fleet import Fleet
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Device name.")]
 
 
-def app() -> typer.Typer:
-    """The group."""
-    sub = group("device", "The devices of the fleet.", example="tlp device enroll workstation")
-    command(sub, "enroll", example="tlp device enroll workstation --min-samples 20000")(enroll_device)
-    command(sub, "list", example="tlp device list --json")(list_devices)
-    command(sub, "show", example="tlp device show workstation")(show)
-    command(sub, "retire", example='tlp device retire workstation --reason "sold"')(retire)
-    command(sub, "resume", example="tlp device resume workstation")(resume)
-    return sub
+app = group("device", "The devices of the fleet.", example="tlp device enroll workstation")
 
 
+@command(app, "enroll", example="tlp device enroll workstation --min-samples 20000")
 def enroll_device(
     name: Name,
     target: Annotated[
@@ -77,6 +70,7 @@ def enroll_device(
     return _shown(fleet, name, f"next: tlp measure {name} --samples 100")
 
 
+@command(app, "list", example="tlp device list --json")
 def list_devices() -> Output:
     """List the devices with their states and quotas."""
     from tlp.report import fleet as tables
@@ -86,23 +80,24 @@ def list_devices() -> Output:
     return Output(rows, lambda: tables.devices(rows))
 
 
+@command(app, "show", example="tlp device show workstation")
 def show(name: Name) -> Output:
     """Show one device: state, quota, target, facts and history."""
     return _shown(open_all(), name)
 
 
-def retire(
-    name: Name, reason: Annotated[str, typer.Option(help="Why; goes into its history.")] = "retired by a person"
-) -> Output:
+@command(app, "retire", example='tlp device retire workstation --reason "sold"')
+def retire(name: Name, reason: Reason = "retired by a person") -> Output:
     """Give a device no new work; its samples and its head in the model are kept."""
     fleet = open_all()
     fleet.store.set_device_state(name, DeviceState.RETIRED, reason, code=ReasonCode.RETIRED)
     return _shown(fleet, name)
 
 
+@command(app, "resume", example="tlp device resume workstation")
 def resume(
     name: Name,
-    reason: Annotated[str, typer.Option(help="Why; goes into its history.")] = "resumed by a person",
+    reason: Reason = "resumed by a person",
     rebase_canary: Annotated[
         bool,
         typer.Option("--rebase-canary", help="Take the machine as it is now: the next canary becomes the reference."),

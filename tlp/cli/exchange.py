@@ -17,26 +17,11 @@ TargetOption = Annotated[
 NewFolder = Annotated[Path, typer.Argument(metavar="PATH", help="Folder to write; must not exist or be empty.")]
 
 
-def import_app() -> typer.Typer:
-    """The group `import`."""
-    sub = group("import", "Bring in measurements made elsewhere.", example="tlp import parquet ./backup")
-    command(sub, "metaschedule", example="tlp import metaschedule ./database --device epyc --target x86-64-v3")(
-        import_metaschedule
-    )
-    command(sub, "ansor", example="tlp import ansor ./records.json --device epyc --target x86-64-v3")(import_ansor)
-    command(sub, "parquet", example="tlp import parquet ./backup")(import_parquet)
-    command(sub, "landing", example="tlp import landing")(import_landing)
-    return sub
+importing = group("import", "Bring in measurements made elsewhere.", example="tlp import parquet ./backup")
+exporting = group("export", "Take measurements elsewhere.", example="tlp export parquet ./backup")
 
 
-def export_app() -> typer.Typer:
-    """The group `export`."""
-    sub = group("export", "Take measurements elsewhere.", example="tlp export parquet ./backup")
-    command(sub, "metaschedule", example="tlp export metaschedule ./database --device workstation")(export_metaschedule)
-    command(sub, "parquet", example="tlp export parquet ./backup")(export_parquet)
-    return sub
-
-
+@command(importing, "metaschedule", example="tlp import metaschedule ./database --device epyc --target x86-64-v3")
 def import_metaschedule(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="Folder of a MetaSchedule JSON database.")],
     device: DeviceOption,
@@ -50,6 +35,7 @@ def import_metaschedule(
     return Output(report, lambda: work.import_report(report))
 
 
+@command(importing, "ansor", example="tlp import ansor ./records.json --device epyc --target x86-64-v3")
 def import_ansor(
     path: Annotated[
         Path, typer.Argument(metavar="PATH", help="A log of auto_scheduler, a folder of them, or - for standard input.")
@@ -65,6 +51,7 @@ def import_ansor(
     return Output(report, lambda: work.import_report(report))
 
 
+@command(importing, "parquet", example="tlp import parquet ./backup")
 def import_parquet(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="Folder written by `tlp export parquet`.")],
 ) -> Output:
@@ -76,6 +63,7 @@ def import_parquet(
     return Output(report, lambda: work.import_report(report))
 
 
+@command(importing, "landing", example="tlp import landing")
 def import_landing() -> Output:
     """Take in the batches that wait in TLP_HOME/landing; every flow does so when it starts."""
     from tlp.exchange import landing
@@ -85,6 +73,7 @@ def import_landing() -> Output:
     return Output(report, lambda: work.landing_report(report))
 
 
+@command(exporting, "metaschedule", example="tlp export metaschedule ./database --device workstation")
 def export_metaschedule(
     path: NewFolder,
     device: DeviceOption,
@@ -96,9 +85,10 @@ def export_metaschedule(
     from tlp.report import tables
 
     report = exchange.export_metaschedule(open_all().store, path, device=device, network=network, top=top)
-    return Output(report, lambda: tables.facts("", list(report.items())))
+    return Output(report, lambda: tables.facts(report.items()))
 
 
+@command(exporting, "parquet", example="tlp export parquet ./backup")
 def export_parquet(
     path: NewFolder,
     device: Annotated[str | None, typer.Option(help="Only this device's measurements.")] = None,
@@ -108,4 +98,4 @@ def export_parquet(
     from tlp.report import tables
 
     report = exchange.export_folder(open_all().store, path, device=device)
-    return Output(report, lambda: tables.facts("", list(report.items())))
+    return Output(report, lambda: tables.facts(report.items()))

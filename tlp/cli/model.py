@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from storage import Actor, ModelEvent
-from tlp.cli._context import open_all
+from tlp.cli._context import Reason, open_all
 from tlp.cli._output import Output, command, group, state
 from tlp.core.errors import InvalidInputError, NotFoundError
 from tlp.core.fleet import Fleet
@@ -18,20 +18,12 @@ Version = Annotated[str, typer.Argument(metavar="VERSION", help="Version number.
 Family = Annotated[
     str | None, typer.Option(help="ISA family; needed only if the fleet has several. felix-FAMILY: Felix's cost model.")
 ]
-Reason = Annotated[str, typer.Option(help="Why; goes into the history.")]
 
 
-def app() -> typer.Typer:
-    """The group."""
-    sub = group("model", "Versions of the model in the registry, and which one is promoted.", example="tlp model list")
-    command(sub, "list", example="tlp model list")(list_versions)
-    command(sub, "show", example="tlp model show champion")(show)
-    command(sub, "promote", example='tlp model promote 3 --reason "better on the workstation"')(promote)
-    command(sub, "rollback", example='tlp model rollback --reason "tuning got slower"')(rollback)
-    command(sub, "history", example="tlp model history --json")(history)
-    return sub
+app = group("model", "Versions of the model in the registry, and which one is promoted.", example="tlp model list")
 
 
+@command(app, "list", example="tlp model list")
 def list_versions(family: Family = None) -> Output:
     """List the versions of the registered models, newest first, with their aliases."""
     from tlp.report import models
@@ -40,6 +32,7 @@ def list_versions(family: Family = None) -> Output:
     return Output(rows, lambda: models.versions(rows))
 
 
+@command(app, "show", example="tlp model show champion")
 def show(
     version: Annotated[str, typer.Argument(metavar="VERSION", help="Version number or alias.")] = "champion",
     family: Family = None,
@@ -54,6 +47,7 @@ def show(
     return Output(row, lambda: models.version_detail(row))
 
 
+@command(app, "promote", example='tlp model promote 3 --reason "better on the workstation"')
 def promote(
     version: Version,
     reason: Reason = "promoted by a person",
@@ -77,6 +71,7 @@ def promote(
     return _moved(event, f"{alias} of {resolved.model} is version {number} already")
 
 
+@command(app, "rollback", example='tlp model rollback --reason "tuning got slower"')
 def rollback(
     to: Annotated[
         str | None, typer.Option(help="Version to go to; default: the champion before this one that is not rejected.")
@@ -92,6 +87,7 @@ def rollback(
     return _moved(fleet.registry.rollback(key, number, device=device, reason=reason), "")
 
 
+@command(app, "history", example="tlp model history --json")
 def history(family: Family = None) -> Output:
     """Every move of an alias, ours or a person's, oldest first."""
     from tlp.report import models

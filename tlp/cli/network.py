@@ -10,19 +10,11 @@ import typer
 from tlp.cli._context import open_all
 from tlp.cli._output import Output, command, group
 
-
-def app() -> typer.Typer:
-    """The group."""
-    sub = group(
-        "network",
-        "The networks whose subgraphs are measured and tuned.",
-        example="tlp network add resnet_18 --builtin resnet_18",
-    )
-    command(sub, "add", example="tlp network add resnet_18 --builtin resnet_18")(add)
-    command(sub, "list", example="tlp network list --json")(list_networks)
-    return sub
+EXAMPLE = "tlp network add resnet_18 --builtin resnet_18"
+app = group("network", "The networks whose subgraphs are measured and tuned.", example=EXAMPLE)
 
 
+@command(app, "add", example=EXAMPLE)
 def add(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the network from now on.")],
     builtin: Annotated[str | None, typer.Option(help="A network that comes with this program, e.g. resnet_18.")] = None,
@@ -70,20 +62,15 @@ def add(
     return Output(row, lambda: work.networks([row]))
 
 
+@command(app, "list", example="tlp network list --json")
 def list_networks() -> Output:
     """List the networks with their number of tasks, and whether they are held out."""
     from tlp.report import work
 
-    fleet = open_all()
-    rows = [_row(network) for network in fleet.store.list_networks()]
+    rows = [_row(network) for network in open_all().store.list_networks()]
     return Output(rows, lambda: work.networks(rows))
 
 
 def _row(network: Any) -> dict[str, Any]:
-    return {
-        "name": network.name,
-        "holdout": network.holdout,
-        "source": network.source,
-        "tasks": len(network.tasks),
-        "added_at": network.added_at,
-    }
+    row = {key: getattr(network, key) for key in ("name", "holdout", "source", "added_at")}
+    return row | {"tasks": len(network.tasks)}

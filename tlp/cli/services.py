@@ -9,16 +9,10 @@ from tlp.cli._output import Output, command, state
 from tlp.core.progress import say
 from tlp.core.settings import get_settings
 
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    command(app, "doctor", example="tlp doctor")(doctor)
-    command(app, "up", example="tlp up")(up)
-    command(app, "down", example="tlp down")(down)
-    command(app, "deploy", example="tlp up && tlp deploy")(deploy)
-    command(app, "status", example="tlp status --json")(status)
+app = typer.Typer()
 
 
+@command(app, "doctor", example="tlp doctor")
 def doctor() -> Output:
     """Check this installation, one numbered line per check, each with what to type if it fails.
 
@@ -32,6 +26,7 @@ def doctor() -> Output:
     return Output(checks, lambda: tables.checks(checks), exit_code=1 if failed else 0)
 
 
+@command(app, "up", example="tlp up")
 def up() -> Output:
     """Start the MLflow server, the Prefect server and a worker on this machine; harmless if they run already."""
     from tlp import services
@@ -41,6 +36,7 @@ def up() -> Output:
     return Output(view.as_dict(), lambda: tables.services(view.as_dict()))
 
 
+@command(app, "down", example="tlp down")
 def down() -> Output:
     """Stop what `tlp up` started."""
     from tlp import services
@@ -49,6 +45,7 @@ def down() -> Output:
     return Output({"stopped": stopped}, lambda: f"stopped: {', '.join(stopped) or 'nothing was running'}")
 
 
+@command(app, "deploy", example="tlp up && tlp deploy")
 def deploy() -> Output:
     """Create or update the deployments and schedules of prefect.yaml on the server of `tlp up`."""
     from tlp.report import fleet as tables
@@ -60,6 +57,7 @@ def deploy() -> Output:
     return Output(report, lambda: tables.deployments(report))
 
 
+@command(app, "status", example="tlp status --json")
 def status() -> Output:
     """Show the fleet, quotas, models and runs, and why anything is late."""
     from tlp.report import fleet as tables

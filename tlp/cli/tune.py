@@ -15,12 +15,10 @@ from tlp.search.table import SEARCHES
 _NETWORK = typer.Argument(metavar="NETWORK", help="Network, as added with `tlp network add`.")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    command(app, "tune", example="tlp tune bert_tiny --device workstation --trials 640")(tune)
-    command(app, "best", example="tlp best bert_tiny --device workstation --out ./bert_tiny")(best)
+app = typer.Typer()
 
 
+@command(app, "tune", example="tlp tune bert_tiny --device workstation --trials 640")
 def tune(
     network: Annotated[str | None, _NETWORK] = None,
     device: Annotated[str | None, typer.Option("--device", help="Device to tune for.")] = None,
@@ -49,10 +47,12 @@ def tune(
     from tlp.report import tuning
 
     if due:
-        _refuse("NETWORK", network is not None)
-        chosen = {"--model": model != "champion", "--search": search != "evolutionary", "--resume": resume}
-        for option, given in (chosen | {"--frozen": frozen, "--until-flat": until_flat}).items():
-            _refuse(option, given)
+        chosen = {"NETWORK": network is not None, "--model": model != "champion", "--search": search != "evolutionary"}
+        for option, given in (chosen | {"--resume": resume, "--frozen": frozen, "--until-flat": until_flat}).items():
+            if given:
+                raise typer.BadParameter(
+                    f"{option} does not go with --due: what is due, and how, is for the night to say"
+                )
         from tlp.report import night
 
         report = launch(ask(NightRequest, device=device, trials=trials, dry_run=dry_run))
@@ -79,11 +79,7 @@ def tune(
     return Output(report, lambda: tuning.tuning_report(report))
 
 
-def _refuse(option: str, given: bool) -> None:
-    if given:
-        raise typer.BadParameter(f"{option} does not go with --due: what is due, and how, is for the night to say")
-
-
+@command(app, "best", example="tlp best bert_tiny --device workstation --out ./bert_tiny")
 def best(
     network: Annotated[str, _NETWORK],
     device: Annotated[

@@ -210,8 +210,13 @@ def _next_steps(settings: Settings, plan: DemoPlan) -> list[str]:
 
 
 def _gate_in_short(trained: Mapping[str, Any], device: str) -> str:
-    """What the gate said of one device; the reason nothing was trained where nothing was."""
-    reasons = [r for r in trained["gate"].get("reasons", ()) if r.startswith(f"{device}:")]
-    if not reasons:
+    """The gate's figures of one device, of a failed gate those that stopped it; the training's reason without any."""
+    gate = trained["gate"]
+    figures = [c for c in gate.get("comparisons", ()) if c["device"] == device]
+    figures = [c for c in figures if gate["passed"] or c["verdict"] != "ok"]
+    if not figures:
         return str(trained["reason"])
-    return f"{'passed' if trained['gate']['passed'] else 'not passed'}; " + "; ".join(reasons)
+    texts = [
+        f"top-{c['k']} {c['candidate']:.3f} vs {c['reference']:.3f} {c['against']}: {c['verdict']}" for c in figures
+    ]
+    return f"{'passed' if gate['passed'] else 'not passed'}; " + "; ".join(texts)

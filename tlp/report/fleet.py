@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from tlp.report.tables import REASON, Columns, Row, duration, facts, share, table, when
+from tlp.report.tables import REASON, Columns, Row, duration, facts, pairs, share, table, when
 
 _CHECK_STYLE: Final = {"pass": "green", "fail": "bold red", "skip": "yellow"}
 _UP: Final = {True: "up", False: "down", None: "elsewhere"}
@@ -34,6 +34,10 @@ _DRIFT: Final[Columns] = (
 _MODELS: Final[Columns] = ("name", ("champion", "champion_version"), "versions", "pins")
 _STARTED: Final = ("started (UTC)", lambda row: when(row["started_at"]))
 _RUNS: Final[Columns] = (("run", lambda row: row["run_id"][:8]), "kind", "state", "device", _STARTED, "reason")
+_DEVICE: Final[Columns] = (
+    *("name", "state", ("samples", lambda row: _samples(row)), "family", "target", "endpoint"),
+    ("champion", "champion_version"),
+)
 _HISTORY: Final[Columns] = (("at (UTC)", lambda row: when(row["at"])), "state", "reason")
 _SERVICES: Final[Columns] = (
     "name",
@@ -59,38 +63,33 @@ def status(data: Row, *, verbose: bool = False) -> list[RenderableType]:
     """The answer of `tlp status`; reasons of runs in full if `verbose`."""
     parts: list[RenderableType] = [devices(data["devices"])]
     watched = [row for row in data["devices"] if row.get("canary") or row.get("live")]
-    if watched:
-        parts.append(table("drift", watched, _DRIFT))
-    if data["models"]:
-        parts.append(table("models", data["models"], _MODELS))
-    if data["runs"]:
-        parts.append(table("runs", data["runs"], _RUNS, short=() if verbose else REASON))
+    shown = (("drift", watched, _DRIFT), ("models", data["models"], _MODELS), ("runs", data["runs"], _RUNS))
+    short = () if verbose else REASON
+    parts += [table(title, rows, columns, short=short) for title, rows, columns in shown if rows]
     return [*parts, *(f"! {warning}" for warning in data["warnings"])]
 
 
 def device_detail(row: Row, *, verbose: bool = False) -> list[RenderableType]:
     """One device and its history; reasons in full if `verbose`."""
-    flagged = f", {row['samples_flagged']} flagged" if row.get("samples_flagged") else ""
-    samples = f"{row['samples_ok']} ok of {row['min_samples']}, {row['samples_failed']} failed{flagged}"
-    pairs: list[tuple[str, Any]] = [("name", row["name"]), ("state", row["state"]), ("samples", samples)]
-    pairs += [(key, row[key]) for key in ("family", "target", "endpoint")]
-    pairs.append(("champion", row["champion_version"]))
+    known = pairs(row, _DEVICE)
     if (canary := row.get("canary")) is not None:
         off = f"{canary['off']} of the last {canary['checks']}, {canary['off_in_a_row']} in a row"
-        pairs += [("canary", f"{canary['state']}: {canary['reason']}"), ("canaries off", off)]
+        known += [("canary", f"{canary['state']}: {canary['reason']}"), ("canaries off", off)]
     if (live := row.get("live")) is not None:
-        pairs.append((f"version {live['version']}", live_quality(live)))
+        known.append((f"version {live['version']}", _live_quality(live)))
     if (noise := row.get("noise_floor")) is not None:
-        pairs.append(("noise floor", noise_floor(noise)))
-    pairs += [(f"fact: {key}", value) for key, value in row["facts"].items()]
-    short = () if verbose else REASON
-    return [
-        facts("", pairs, short=() if verbose else ("canary",)),
-        table("history", row["history"], _HISTORY, short=short),
-    ]
+        known.append(("noise floor", _noise_floor(noise)))
+    known += [(f"fact: {key}", value) for key, value in row["facts"].items()]
+    short = () if verbose else ("canary", *REASON)
+    return [facts(known, short=short), table("history", row["history"], _HISTORY, short=short)]
 
 
-def noise_floor(noise: Row) -> str:
+def _samples(row: Row) -> str:
+    flagged = f", {row['samples_flagged']} flagged" if row.get("samples_flagged") else ""
+    return f"{row['samples_ok']} ok of {row['min_samples']}, {row['samples_failed']} failed{flagged}"
+
+
+def _noise_floor(noise: Row) -> str:
     """How far two measurements of the same program are apart, in words."""
     parts = []
     if noise["dispersion"] is not None:
@@ -103,7 +102,7 @@ def noise_floor(noise: Row) -> str:
     return ", ".join(parts)
 
 
-def live_quality(live: Row) -> str:
+def _live_quality(live: Row) -> str:
     """A version's live quality on a device, in words."""
     if live["pair_accuracy"] is None:
         return f"{live['rounds']} rounds, no pairs yet"

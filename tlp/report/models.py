@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from rich.console import RenderableType
 
-from tlp.report.tables import REASON, Columns, Row, duration, facts, score, table, when
+from tlp.report.tables import REASON, Columns, Row, duration, facts, pairs, score, table, when
 
+_ALIASES: Final = ("aliases", lambda row: ", ".join(row["aliases"]) or "-")
+_CREATED: Final = ("created (UTC)", lambda row: when(row.get("created_at")))
 _VERSIONS: Final[Columns] = (
-    "model",
-    "version",
-    ("aliases", lambda row: ", ".join(row["aliases"]) or "-"),
+    *("model", "version", _ALIASES),
     ("top-1", lambda row: score(row.get("top1"))),
     ("gate", lambda row: row.get("gate")),
     ("rejected", lambda row: "rejected" if row.get("rejected") else None),
-    ("created (UTC)", lambda row: when(row.get("created_at"))),
+    _CREATED,
+)
+_TRAINING: Final[Columns] = (
+    "model",
+    ("version", lambda row: row["version"] or "none"),
+    ("promoted", lambda row: "yes" if row["promoted"] else "no"),
+    "reason",
+    ("samples", lambda row: ", ".join(f"{name} {n}" for name, n in row["samples"].items()) or "-"),
+    ("took", lambda row: duration(row["seconds"])),
 )
 _MOVES: Final[Columns] = (("at (UTC)", lambda row: when(row["at"])), "alias", "from", "to", "by", "reason")
 _COMPARISONS: Final[Columns] = (
@@ -37,6 +45,14 @@ _DECISIONS: Final[Columns] = (
     "parent",
 )
 _TASKS: Final[Columns] = ("device", "role", "samples", "why")
+_SCORES: Final[Columns] = (
+    *("device", "predictor", "network"),
+    *((f"top-{k} [95%]", lambda row, k=k: _with_interval(row["values"], f"top{k}")) for k in (1, 5)),
+)
+_AHEAD: Final[Columns] = (
+    *("device", ("of", "predictor")),
+    *((f"top-{k} [95%]", lambda row, k=k: _with_interval(row["values"]["ahead"], f"top{k}", "+")) for k in (1, 5)),
+)
 
 
 def versions(rows: Sequence[Row]) -> RenderableType:
@@ -46,11 +62,9 @@ def versions(rows: Sequence[Row]) -> RenderableType:
 
 def version_detail(row: Row) -> RenderableType:
     """One version."""
-    pairs: list[tuple[str, Any]] = [("model", row["model"]), ("version", row["version"])]
-    pairs += [("aliases", ", ".join(row["aliases"]) or "-"), ("created (UTC)", when(row["created_at"]))]
-    pairs += [(f"tag: {key}", value) for key, value in sorted(row["tags"].items())]
-    pairs += [(f"metric: {key}", f"{value:.4g}") for key, value in sorted(row["metrics"].items())]
-    return facts("", pairs)
+    tags = [(f"tag: {key}", value) for key, value in sorted(row["tags"].items())]
+    metrics = [(f"metric: {key}", f"{value:.4g}") for key, value in sorted(row["metrics"].items())]
+    return facts([*pairs(row, ("model", "version", _ALIASES, _CREATED)), *tags, *metrics])
 
 
 def history(rows: Sequence[Row], *, verbose: bool = False) -> list[RenderableType]:
@@ -77,15 +91,7 @@ def train_report(report: Row, *, verbose: bool = False) -> list[RenderableType]:
     """The answer of `tlp train`, of one family or of several; with the gate's figures if `verbose`."""
     parts: list[RenderableType] = []
     for training in [report, *report.get("others", [])]:
-        pairs = [
-            ("model", training["model"]),
-            ("version", training["version"] or "none"),
-            ("promoted", "yes" if training["promoted"] else "no"),
-            ("reason", training["reason"]),
-            ("samples", ", ".join(f"{name} {n}" for name, n in training["samples"].items()) or "-"),
-            ("took", duration(training["seconds"])),
-        ]
-        parts.append(facts("", pairs, short=() if verbose else REASON))
+        parts.append(facts(pairs(training, _TRAINING), short=() if verbose else REASON))
         if training["gate"]:
             parts += gate(training["gate"], verbose=verbose)
     return parts
@@ -99,10 +105,8 @@ def train_dry_run(report: Row) -> list[RenderableType]:
         if row["tasks"]:
             parts.append(table(f"heads of a training for {row['device']}", row["tasks"], _TASKS))
     # a model's reason is its devices' reasons, which stand above, behind the verdict
-    return [
-        *parts,
-        *(f"{model['model']}: {model['reason'].partition(': ')[0]}" for model in (report, *report["others"])),
-    ]
+    models = (report, *report["others"])
+    return [*parts, *(f"{model['model']}: {model['reason'].partition(': ')[0]}" for model in models)]
 
 
 def evaluation(report: Row) -> list[RenderableType]:
@@ -112,10 +116,6 @@ def evaluation(report: Row) -> list[RenderableType]:
         for device, predictors in report["devices"].items()
         for predictor, total in predictors.items()
         for network, values in [*total["networks"].items(), ("all", total)]
-    ]
-    scores = [(f"top-{k} [95%]", lambda row, k=k: with_interval(row["values"], f"top{k}")) for k in (1, 5)]
-    ahead = [
-        (f"top-{k} [95%]", lambda row, k=k: with_interval(row["values"]["ahead"], f"top{k}", sign="+")) for k in (1, 5)
     ]
     paired = [row for row in rows if row["network"] == "all" and row["values"]["ahead"]]
     trained = [
@@ -128,8 +128,8 @@ def evaluation(report: Row) -> list[RenderableType]:
         for device, count in report["left_out"].items()
     ]
     return [
-        table("held-out networks", rows, ["device", "predictor", "network", *scores]),
-        table("how far the model is ahead, paired by task", paired, ["device", ("of", "predictor"), *ahead]),
+        table("held-out networks", rows, _SCORES),
+        table("how far the model is ahead, paired by task", paired, _AHEAD),
         *trained,
         *left,
         *report["notes"],
@@ -138,7 +138,7 @@ def evaluation(report: Row) -> list[RenderableType]:
     ]
 
 
-def with_interval(values: Row, key: str, *, sign: str = "") -> str:
+def _with_interval(values: Row, key: str, sign: str = "") -> str:
     """A score and its interval, `0.643 [0.530, 0.741]`."""
     low, high = values[f"{key}_interval"]
     return f"{values[key]:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"

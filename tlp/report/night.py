@@ -8,10 +8,19 @@ from typing import Any, Final
 
 from rich.console import RenderableType
 
-from tlp.report.tables import Columns, Row, duration, latency, share, table
+from tlp.report.tables import Columns, Row, duration, latency, pairs, share, table
 from tlp.training.judge.plots import panels
 
-_COLUMNS: Final = ("network", "device", "trials", "before", "after", "gain", "versions", "ended", "duration")
+_TUNED: Final[Columns] = (
+    *("network", "device", "trials"),
+    ("before", lambda row: latency(row["before_s"])),
+    ("after", lambda row: latency(row["after_s"])),
+    ("gain", lambda row: _gain(row["before_s"], row["after_s"])),
+    ("versions", lambda row: ", ".join(f"{v['version']} @ {v['after_trials']}" for v in row["versions"]) or "-"),
+    ("ended", lambda row: row["reason"] if row["ended"] == "tuned" else f"{row['ended']}: {row['reason']}"),
+    ("duration", lambda row: duration(row["seconds"])),
+)
+_COLUMNS: Final = tuple(column if isinstance(column, str) else column[0] for column in _TUNED)
 _NUMBERS: Final = (("trials", "trials"), ("of", "tune_trials"), ("last version", "version"), ("champion", "champion"))
 _PLANNED: Final[Columns] = (
     "network",
@@ -26,20 +35,7 @@ _NAMES_SHOWN: Final = 4  # of those that are left out for one reason; --json has
 
 def rows(report: Row) -> list[dict[str, Any]]:
     """One row per pair that had its turn or waits: Prefect's artifact and the terminal's table."""
-    tuned = [
-        {
-            "network": row["network"],
-            "device": row["device"],
-            "trials": row["trials"],
-            "before": latency(row["before_s"]),
-            "after": latency(row["after_s"]),
-            "gain": _gain(row["before_s"], row["after_s"]),
-            "versions": ", ".join(f"{v['version']} @ {v['after_trials']}" for v in row["versions"]) or "-",
-            "ended": row["reason"] if row["ended"] == "tuned" else f"{row['ended']}: {row['reason']}",
-            "duration": duration(row["seconds"]),
-        }
-        for row in report["tuned"]
-    ]
+    tuned = [dict(pairs(row, _TUNED)) for row in report["tuned"]]
     blank = dict.fromkeys(_COLUMNS, "-") | {"trials": 0}
     return tuned + [
         blank | {"network": row["network"], "device": row["device"], "ended": f"waits: {row['reason']}"}
@@ -52,9 +48,9 @@ def _gain(before_s: float | None, after_s: float | None) -> str:
 
 
 def columns(report: Row) -> dict[str, list[Any]]:
-    """Column → values of `rows`."""
+    """Column → values of `rows`; empty without rows."""
     lines = rows(report)
-    return {name: [line[name] for line in lines] for name in _COLUMNS} if lines else {}
+    return {name: [line[name] for line in lines] for name in _COLUMNS if lines}
 
 
 def page(report: Row) -> str:
@@ -81,14 +77,12 @@ def left_out(reasons: Mapping[str, str]) -> list[str]:
     for key, why in reasons.items():
         kind, _, name = key.partition(" ")
         groups.setdefault((kind, why), []).append(name)
-    return [f"{_named(kind, names)}: {why}" for (kind, why), names in groups.items()]
-
-
-def _named(kind: str, names: Sequence[str]) -> str:
-    if len(names) == 1:
-        return f"{kind} {names[0]}"
-    more = len(names) - _NAMES_SHOWN
-    return f"{len(names)} {kind}s ({', '.join(names[:_NAMES_SHOWN])}{f' and {more} more' if more > 0 else ''})"
+    lines = []
+    for (kind, why), names in groups.items():
+        more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+        several = f"{len(names)} {kind}s ({', '.join(names[:_NAMES_SHOWN])}{more})"
+        lines.append(f"{several if len(names) > 1 else f'{kind} {names[0]}'}: {why}")
+    return lines
 
 
 def dry_run(report: Row) -> list[RenderableType]:

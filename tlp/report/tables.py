@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -20,12 +20,9 @@ REASON: Final = ("reason",)
 
 def latency(seconds: float | None) -> str:
     """A latency with the unit that fits it."""
-    if seconds is None:
-        return "-"
-    for limit, scale, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
-        if seconds < limit:
-            return f"{seconds * scale:.1f} {unit}"
-    return f"{seconds:.2f} s"
+    if seconds is None or seconds >= 1.0:
+        return "-" if seconds is None else f"{seconds:.2f} s"
+    return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.1f} ms"
 
 
 def duration(seconds: float | None) -> str:
@@ -57,6 +54,12 @@ def share(value: float | None, sign: str = "") -> str:
     return "-" if value is None else f"{value:{sign}.1%}"
 
 
+def pairs(row: Row, columns: Columns) -> list[tuple[str, Any]]:
+    """The heading and the value of each column in a row."""
+    split = [(column, column) if isinstance(column, str) else column for column in columns]
+    return [(name.replace("_", " "), row[get] if isinstance(get, str) else get(row)) for name, get in split]
+
+
 def table(title: str, rows: Sequence[Row], columns: Columns, *, short: Collection[str] = ()) -> Table:
     """A table with a heading: text to the left, numbers to the right.
 
@@ -72,20 +75,17 @@ def table(title: str, rows: Sequence[Row], columns: Columns, *, short: Collectio
         pad_edge=False,
         collapse_padding=True,
     )
-    lines: list[list[Text]] = [[] for _ in rows]
-    for column in columns:
-        heading, get = (column, column) if isinstance(column, str) else column
-        values = [row[get] if isinstance(get, str) else get(row) for row in rows]
-        numeric = bool(rows) and all(isinstance(value, int | float) for value in values)
+    lines = [[value for _, value in pairs(row, columns)] for row in rows]
+    headings = [column if isinstance(column, str) else column[0] for column in columns]
+    for index, heading in enumerate(headings):
+        numeric = bool(lines) and all(isinstance(line[index], int | float) for line in lines)
         built.add_column(heading.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
-        for line, value in zip(lines, values, strict=True):
-            line.append(_cell(value, heading in short))
     for line in lines:
-        built.add_row(*line)
+        built.add_row(*(_cell(value, heading in short) for heading, value in zip(headings, line, strict=True)))
     return built
 
 
-def facts(title: str, pairs: Sequence[tuple[str, Any]], *, short: Collection[str] = ()) -> Table:
+def facts(rows: Iterable[tuple[str, Any]], *, title: str = "", short: Collection[str] = ()) -> Table:
     """Names and values in two columns without a heading.
 
     Args:
@@ -94,7 +94,7 @@ def facts(title: str, pairs: Sequence[tuple[str, Any]], *, short: Collection[str
     built = Table(title=title or None, title_justify="left", show_header=False, box=None, pad_edge=False)
     built.add_column(style="bold")
     built.add_column(overflow="fold")
-    for name, value in pairs:
+    for name, value in rows:
         built.add_row(name, _cell(value, name in short))
     return built
 

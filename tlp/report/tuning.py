@@ -90,7 +90,7 @@ def note(progress: TuningProgress) -> str:
 def tuning_report(report: Row) -> list[RenderableType]:
     """The answer of `tlp tune`."""
     title = f"{report['network']} on {report['device']}, model {report['model_version']}, {report['search']}"
-    degraded = report["degraded"]
+    degraded, again = report["degraded"], report.get("remeasured", ())
     notes = [f"! {warning}" for warning in report.get("warnings", ())]
     notes += [f"task {task['task']} was given up: {task['reason']}" for task in report["skipped_tasks"]]
     if degraded["events"]:
@@ -99,7 +99,7 @@ def tuning_report(report: Row) -> list[RenderableType]:
         notes += search.lines(report)
     return [
         task_table(report["tasks"], title=title),
-        *remeasured(report.get("remeasured", ())),
+        *([table("best programs of the run, measured again", again, _AGAIN)] if again else []),
         *notes,
         f"{report['trials']} programs measured, {report['failed']} failed, {duration(report['seconds'])}; "
         f"estimated latency {_estimate(report)}",
@@ -114,8 +114,3 @@ def _estimate(report: Row) -> str:
     if report["estimated_latency_s"] is not None or not without:
         return latency(report["estimated_latency_s"])
     return f"unknown: {without} of {len(tasks)} tasks {'has' if without == 1 else 'have'} no program yet"
-
-
-def remeasured(rows: Sequence[Row]) -> list[RenderableType]:
-    """The best programs of a tuning run, measured again at its end."""
-    return [table("best programs of the run, measured again", rows, _AGAIN)] if rows else []

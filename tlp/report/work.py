@@ -8,90 +8,75 @@ from typing import Final
 from rich.console import RenderableType
 
 from tlp.report.models import train_report
-from tlp.report.tables import Row, duration, facts, latency, plain, score, table
+from tlp.report.tables import Columns, Row, duration, facts, latency, pairs, plain, score, table
 
 _SKIPPED_SHOWN: Final = 20
 _USE: Final = ("use", lambda row: "held out" if row["holdout"] else "trained on")
+_FLAGGED: Final = ("flagged, the canary was off", "flagged")
+_IMPORTED: Final = ("read", "stored", "duplicates", "failed_measurements", "workloads")
+_BEST: Final[Columns] = (
+    *("network", "device", "library", "database"),
+    ("functions with a measured program", lambda report: f"{report['tuned_tasks']} of {report['tasks']}"),
+    ("measured latency", lambda report: latency(report["measured_latency_s"])),
+    ("untuned", lambda report: latency(report["untuned_latency_s"])),
+    ("torch", lambda report: latency(report["torch_latency_s"])),
+)
 
 
 def networks(rows: Sequence[Row]) -> RenderableType:
     """Networks."""
-    return (
-        table("networks", rows, ("name", _USE, "tasks", "source"))
-        if rows
-        else "no networks; try: tlp network add resnet_18 --builtin resnet_18"
-    )
+    if not rows:
+        return "no networks; try: tlp network add resnet_18 --builtin resnet_18"
+    return table("networks", rows, ("name", _USE, "tasks", "source"))
 
 
 def measure_report(report: Row) -> RenderableType:
     """The answer of `tlp measure`."""
     rate = report["ok"] / report["seconds"] if report["seconds"] else 0.0
-    return facts(
-        "",
-        [
-            ("device", report["device"]),
-            ("measured ok", report["ok"]),
-            ("failed", report["failed"]),
-            ("flagged, the canary was off", report["flagged"]),
-            ("workloads", report["workloads"]),
-            ("took", f"{duration(report['seconds'])}, {rate:.2f} programs/s"),
-        ],
-    )
+    took = f"{duration(report['seconds'])}, {rate:.2f} programs/s"
+    counts = pairs(report, ("device", ("measured ok", "ok"), "failed", _FLAGGED, "workloads"))
+    return facts([*counts, ("took", took)])
 
 
 def bootstrap_report(report: Row, *, verbose: bool = False) -> list[RenderableType]:
     """The answer of `tlp bootstrap`."""
     measured = report["measured"]
-    pairs = [
+    rows = [
         ("device", f"{measured['device']} ({plain(report['enrolled']['target'])})"),
         ("samples", f"{measured['samples_ok']} of {measured['min_samples']}, {measured['ok']} of them now"),
     ]
-    return [facts("", pairs), *train_report(report["trained"], verbose=verbose)]
+    return [facts(rows), *train_report(report["trained"], verbose=verbose)]
 
 
 def best_report(report: Row) -> RenderableType:
     """The answer of `tlp best`."""
-    pairs = [
-        ("network", report["network"]),
-        ("device", report["device"]),
-        ("library", report["library"]),
-        ("database", report["database"]),
-        ("functions with a measured program", f"{report['tuned_tasks']} of {report['tasks']}"),
-        ("measured latency", latency(report["measured_latency_s"])),
-        ("untuned", latency(report["untuned_latency_s"])),
-        ("torch", latency(report["torch_latency_s"])),
-    ]
+    rows = pairs(report, _BEST)
     if report["max_abs_error"] is not None:
         error = f"{report['max_abs_error']:.1e} (allowed {report['tolerance']:.1e})"
-        pairs.append((f"largest difference to {report['reference']}", error))
-    pairs += [("skipped", reason) for reason in report["skipped"]]
-    return facts("", pairs)
+        rows.append((f"largest difference to {report['reference']}", error))
+    return facts([*rows, *(("skipped", reason) for reason in report["skipped"])])
 
 
 def import_report(report: Row) -> list[RenderableType]:
     """The answer of `tlp import`."""
-    keys = ("read", "stored", "duplicates", "failed_measurements", "workloads")
     skipped = len(report["skipped"]) + report["more_skipped"]
-    pairs = [(key.replace("_", " "), report[key]) for key in keys]
-    parts: list[RenderableType] = [facts("", [*pairs, ("skipped lines", skipped)])]
-    parts += [
+    shown = report["skipped"][:_SKIPPED_SHOWN]
+    lines = [
         f"{count} measurement(s) can be trained on, but not built here: {reason}"
         for reason, count in report["not_replayable"].items()
     ]
-    shown = report["skipped"][:_SKIPPED_SHOWN]
     for item in shown:
         place = f"line {item['line']}" + (f" of {item['file']}" if item["file"] else "")
-        parts.append(f"skipped {place}: {item['reason']}")
+        lines.append(f"skipped {place}: {item['reason']}")
     if skipped > len(shown):
-        parts.append(f"… and {skipped - len(shown)} more skipped (--json lists {len(report['skipped'])})")
-    return parts
+        lines.append(f"… and {skipped - len(shown)} more skipped (--json lists {len(report['skipped'])})")
+    return [facts([*pairs(report, _IMPORTED), ("skipped lines", skipped)]), *lines]
 
 
 def landing_report(report: Row) -> list[RenderableType]:
     """The answer of `tlp import landing`."""
-    pairs = [(key, report[key]) for key in ("files", "stored", "duplicates", "left")]
     return [
-        facts("", [*pairs, ("set aside", len(report["rejected"]))]),
+        facts([*pairs(report, ("files", "stored", "duplicates", "left")), ("set aside", len(report["rejected"]))]),
         *(f"set aside {item['file']}: {item['reason']}" for item in report["rejected"]),
         *(f"left alone {item['file']}: {item['reason']}" for item in report["skipped"]),
         *(["another process is taking files in"] if report["busy"] else []),
@@ -102,7 +87,7 @@ def demo_report(report: Row) -> list[RenderableType]:
     """The end of `tlp demo`."""
     top, target, network = report["evaluation"], report["target"], report["network"]
     champion = " (champion)" if report["promoted"] else ""
-    pairs = [
+    rows = [
         ("device", f"{report['device']} ({target.get('mcpu')}, {target.get('num-cores')} core(s))"),
         ("samples measured here", report["samples_ok"]),
         ("samples of auxiliary platforms", report["auxiliary_samples"]),
@@ -121,4 +106,4 @@ def demo_report(report: Row) -> list[RenderableType]:
         ("plot", report["plot"]),
         ("library", report["library"]),
     ]
-    return [facts("demo", pairs), *report["next"]]
+    return [facts(rows, title="demo"), *report["next"]]

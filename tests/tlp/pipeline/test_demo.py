@@ -101,3 +101,14 @@ def test_the_plot_is_a_png(tmp_path):
         latencies_s={"untuned": 3e-3, "tuned": 2e-3},
     )
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_gate_in_short_has_the_figures_of_the_device():
+    figure = {"k": 1, "candidate": 0.569, "reference": 0.289, "against": "random"}
+    comparisons = [figure | {"device": "cpu", "verdict": "ok"}, figure | {"device": "other", "verdict": "worse"}]
+    passed = {"passed": True, "comparisons": comparisons[:1]}
+    assert demo._gate_in_short({"gate": passed}, "cpu") == "passed; top-1 0.569 vs 0.289 random: ok"
+    failed = {"reason": "other is worse", "gate": {"passed": False, "comparisons": comparisons}}
+    assert demo._gate_in_short(failed, "other") == "not passed; top-1 0.569 vs 0.289 random: worse"
+    assert demo._gate_in_short(failed, "cpu") == "other is worse"
+    assert demo._gate_in_short({"reason": "nothing is due", "gate": {}}, "cpu") == "nothing is due"

@@ -19,7 +19,7 @@ def shown(part: RenderableType) -> str:
 
 def test_objects_and_lists_are_not_written_as_python() -> None:
     target = {"kind": "llvm", "mattr": ["-avx512f", "-gfni"], "num-cores": 2}
-    text = shown(tables.facts("", [("target", target), ("skipped", ()), ("champion", None)]))
+    text = shown(tables.facts([("target", target), ("skipped", ()), ("champion", None)]))
     assert "kind=llvm mattr=-avx512f,-gfni num-cores=2" in text
     assert not set("{}()") & set(text)
 
