@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import socket
 import stat
 import time
@@ -33,13 +34,20 @@ from storage.connection import nearest_folder
 from storage.contract import MeasurementStore
 from storage.errors import ErrorCode, InvalidInputError, StoreError, StoreVersionError, TlpError, UserError
 from storage.frames import MEASUREMENT_SCHEMA, PROGRAM_SCHEMA
-from storage.landing_entries import REJECTED, Entries, look, set_aside
 from storage.landing_file import SKETCH_COLUMNS, Content, decode, encode
 from storage.rows import MeasurementBatch, Sketch
 from storage.states import MeasurementState
 
 GROUP = 250  # files per transaction
+LOCK, REJECTED = ".lock", "rejected"
 STALE_S = 3600.0  # a file still being written after this long belongs to a process that is gone
+_BATCH = re.compile(r"[0-9a-f]{64}\.parquet")
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISLNK, "a symbolic link"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+)
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,8 @@ class LandingFolder:
     def waiting_samples(self, store: MeasurementStore, device: str) -> int:
         """OK measurements of a device, not flagged, in files that wait and are not in the store yet."""
         pending = self.pending()
+        if not pending:
+            return 0
         known = store.landed_files([path.stem for path in pending])
         count = 0
         for path in pending:
@@ -148,7 +158,7 @@ class LandingFolder:
         if not self.path.is_dir():
             return LandingReport(0, 0, 0, (), 0)
         try:
-            with filelock.FileLock(self.path / ".lock", timeout=wait_s):
+            with filelock.FileLock(self.path / LOCK, timeout=wait_s):
                 return self._ingest(store, max_files)
         except filelock.Timeout:
             return LandingReport(0, 0, 0, (), len(self.pending()), busy=True)
@@ -156,17 +166,17 @@ class LandingFolder:
             raise StoreError(
                 f"the landing folder {self.path} cannot be read: {exc.strerror or exc}",
                 code=ErrorCode.FOLDER_FORBIDDEN,
-                paths=[nearest_folder(self.path / ".lock")],
+                paths=[nearest_folder(self.path / LOCK)],
             ) from exc
 
     # -- inside -----------------------------------------------------------------------------------------------
     def _ingest(self, store: MeasurementStore, max_files: int | None) -> LandingReport:
-        found = look(self.path)
-        _remove_stale(found)
-        waiting = [path for path, _ in found.batches][:max_files]
+        entries = look(self.path)
+        _remove_stale(entries)
+        waiting = [path for path, _ in entries.batches][:max_files]
         files = stored = rows = 0
         rejected: list[tuple[str, str]] = []
-        skipped = list(found.odd)
+        skipped = list(entries.odd)
         for start in range(0, len(waiting), GROUP):
             group = waiting[start : start + GROUP]
             known = store.landed_files([path.stem for path in group])
@@ -185,9 +195,10 @@ class LandingFolder:
                     self._reject(path, exc, rejected, skipped)
             for content, result in _store_all(store, contents):
                 if isinstance(result, int):
-                    files, stored, rows = files + len(content), stored + result, rows + _height(content)
-                    for one in content:
-                        skipped += _remove(self.path / f"{one.name}.parquet")
+                    files, stored = files + len(content), stored + result
+                    rows += sum(file.rows.num_rows for file in content)
+                    for file in content:
+                        skipped += _remove(self.path / f"{file.name}.parquet")
                 else:
                     self._reject(self.path / f"{content[0].name}.parquet", result, rejected, skipped)
         left = len(self.pending())
@@ -212,6 +223,68 @@ class LandingFolder:
             rejected.append((path.name, exc.message))
 
 
+@dataclass(frozen=True)
+class Entries:
+    """What lies in a landing folder, told by names and types alone: nothing is opened, nothing can hang or raise.
+
+    Attributes:
+        batches: regular files named like a batch with their mtime (seconds since 1970), oldest first.
+        drafts: regular files being written, with their mtime.
+        odd: what is no batch and nothing of ours: printable name and reason, by name.
+    """
+
+    batches: tuple[tuple[Path, float], ...] = ()
+    drafts: tuple[tuple[Path, float], ...] = ()
+    odd: tuple[tuple[str, str], ...] = ()
+
+
+def look(folder: Path) -> Entries:
+    """What lies in a landing folder; nothing if it is none or cannot be listed. Follows no link."""
+    batches, drafts, odd = [], [], []
+    try:
+        names = os.listdir(folder)  # noqa: PTH208  # names only
+    except OSError:
+        return Entries()
+    for name in names:
+        path = folder / name
+        try:
+            status = path.lstat()
+        except OSError:  # taken in, or renamed, meanwhile
+            continue
+        regular = stat.S_ISREG(status.st_mode)
+        if regular and _BATCH.fullmatch(name):
+            batches.append((path, status.st_mtime))
+        elif regular and name.startswith(".") and name.endswith(".tmp"):
+            drafts.append((path, status.st_mtime))
+        elif name == LOCK or (name == REJECTED and path.is_dir()) or (regular and name.startswith(".")):
+            continue  # ours, or a file some program hides
+        elif regular and name != REJECTED:
+            odd.append((printable(name), "it is not named like a batch, SHA256.parquet"))
+        else:
+            odd.append((printable(name), f"it is {_kind(status.st_mode)}, not a file with a batch"))
+    batches.sort(key=lambda batch: (batch[1], batch[0].name))
+    return Entries(tuple(batches), tuple(sorted(drafts)), tuple(sorted(odd)))
+
+
+def set_aside(folder: Path) -> list[Path]:
+    """Files of a landing folder that were set aside."""
+    try:
+        return sorted(path for path in (folder / REJECTED).iterdir() if path.name.endswith(".parquet"))
+    except OSError:
+        return []
+
+
+def printable(name: str) -> str:
+    """A file's name as text that any stream takes: bytes that are no UTF-8 as `\\xNN`."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def _kind(mode: int) -> str:
+    if stat.S_ISREG(mode):
+        return "a file where a folder belongs"
+    return next((text for matches, text in _KINDS if matches(mode)), "a device")
+
+
 def _read(path: Path) -> bytes:
     """The bytes of a regular file. Raises OSError for anything else that took its name meanwhile, and never hangs."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe opens at once
@@ -230,9 +303,9 @@ def _remove(path: Path) -> list[tuple[str, str]]:
     return []
 
 
-def _remove_stale(found: Entries) -> None:
+def _remove_stale(entries: Entries) -> None:
     limit = time.time() - STALE_S
-    for draft, written_at in found.drafts:
+    for draft, written_at in entries.drafts:
         if written_at < limit:
             with contextlib.suppress(OSError):
                 draft.unlink(missing_ok=True)
@@ -281,10 +354,6 @@ def _check_widths(store: MeasurementStore, sketches: Sequence[Sketch]) -> None:
             raise InvalidInputError(
                 f"sketch {sketch.sketch_id} comes with the decision_width {sketch.decision_width}; it is {width}"
             )
-
-
-def _height(contents: Sequence[Content]) -> int:
-    return sum(content.rows.num_rows for content in contents)
 
 
 def _sync_folder(path: Path) -> None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from storage import MeasurementBatch, landing_entries, open_store
+from storage import MeasurementBatch, open_store
+from storage.landing import LandingFolder, LandingReport, look, set_aside
 from tlp.core.errors import BusyError, StoreError, TlpError
 from tlp.core.fleet import Fleet
 from tlp.core.progress import say
 from tlp.core.settings import Settings
-
-if TYPE_CHECKING:
-    from storage.landing import LandingFolder, LandingReport
 
 TRY_EVERY_S: Final = 60.0  # how often a measuring process looks whether the store is free
 TRY_FILES: Final = 100  # files it then takes in at most: it is there to measure
@@ -23,15 +21,11 @@ LATE_S: Final = 600.0  # a file waiting longer than this is worth a word in `tlp
 
 def open_landing(settings: Settings) -> LandingFolder:
     """The folder of this installation."""
-    from storage.landing import LandingFolder  # imports pyarrow
-
     return LandingFolder(settings.landing_dir, take_in="tlp import landing")
 
 
 def take_in(fleet: Fleet) -> LandingReport:
     """Take everything that waits into the store. Raises StoreError."""
-    from storage.landing import LandingReport
-
     if not fleet.settings.landing_dir.is_dir():  # nobody ever handed anything in
         return LandingReport(0, 0, 0, (), 0)
     report = open_landing(fleet.settings).ingest(fleet.store, wait_s=fleet.settings.store_lock_timeout_s)
@@ -51,11 +45,8 @@ def take_in_or_say(fleet: Fleet) -> None:
         say(f"batches may wait in {fleet.settings.landing_dir}: {message} (tlp import landing)")
     else:
         if report.busy:
-            say(_busy(report.left, fleet.settings))
-
-
-def _busy(left: int, settings: Settings) -> str:
-    return f"{left} batches wait in {settings.landing_dir}: another process is taking files in (tlp import landing)"
+            waiting = f"{report.left} batches wait in {fleet.settings.landing_dir}"
+            say(f"{waiting}: another process is taking files in (tlp import landing)")
 
 
 def require_taken_in(fleet: Fleet, device: str) -> None:
@@ -65,8 +56,6 @@ def require_taken_in(fleet: Fleet, device: str) -> None:
         BusyError: some still wait: measuring what they make up for would overshoot.
         StoreError: the store cannot be written.
     """
-    if not landing_entries.look(fleet.settings.landing_dir).batches:
-        return
     folder = open_landing(fleet.settings)
     if not folder.waiting_samples(fleet.store, device):
         return
@@ -108,14 +97,14 @@ class Sink:
         self._folder.hand_in(batch)
         if time.monotonic() - self._tried_at >= TRY_EVERY_S:
             self._tried_at = time.monotonic()
-            self._try(self._folder)
+            self._ingest_if_free(self._folder)
 
     def close(self) -> None:
         """Measuring is over: take in what waits, now with patience. What cannot be taken in stays."""
         if self._folder is not None:
             take_in_or_say(self._fleet)
 
-    def _try(self, folder: LandingFolder) -> None:
+    def _ingest_if_free(self, folder: LandingFolder) -> None:
         if not self._fleet.settings.store_path.exists():
             return
         try:
@@ -126,33 +115,28 @@ class Sink:
 
 def summary(settings: Settings) -> dict[str, Any]:
     """`landing` of `tlp status --json`: files waiting, age of the oldest in seconds, files set aside, other entries."""
-    found = landing_entries.look(settings.landing_dir)
-    oldest = time.time() - found.batches[0][1] if found.batches else None
+    entries = look(settings.landing_dir)
     return {
-        "pending": len(found.batches),
-        "oldest_s": oldest,
-        "rejected": len(landing_entries.set_aside(settings.landing_dir)),
-        "odd": [name for name, _ in found.odd],
+        "pending": len(entries.batches),
+        "oldest_s": time.time() - entries.batches[0][1] if entries.batches else None,
+        "rejected": len(set_aside(settings.landing_dir)),
+        "odd": [name for name, _ in entries.odd],
     }
 
 
-def warnings(settings: Settings, found: dict[str, Any]) -> list[str]:
+def warnings(settings: Settings, state: dict[str, Any]) -> list[str]:
     """What a person should know of `summary`."""
+    folder, odd = settings.landing_dir, state["odd"]
     texts = []
-    if found["oldest_s"] is not None and found["oldest_s"] > LATE_S:
+    if state["oldest_s"] is not None and state["oldest_s"] > LATE_S:
+        minutes = f"{state['oldest_s'] / 60:.0f} minutes"
+        texts.append(f"{state['pending']} batches wait in {folder}, the oldest for {minutes}: tlp import landing")
+    if odd:
+        names = ", ".join(odd[:NAMES]) + (", …" if len(odd) > NAMES else "")
+        texts.append(f"{len(odd)} entries of {folder} are no batches and are left alone ({names}): ls -la {folder}")
+    if state["rejected"]:
         texts.append(
-            f"{found['pending']} batches wait in {settings.landing_dir}, the oldest for {found['oldest_s'] / 60:.0f} "
-            "minutes: tlp import landing"
-        )
-    if found["odd"]:
-        names = ", ".join(found["odd"][:NAMES]) + (", …" if len(found["odd"]) > NAMES else "")
-        texts.append(
-            f"{len(found['odd'])} entries of {settings.landing_dir} are no batches and are left alone ({names}): "
-            f"ls -la {settings.landing_dir}"
-        )
-    if found["rejected"]:
-        texts.append(
-            f"{found['rejected']} landing files were set aside, the reason of each is beside it: "
-            f"ls {settings.landing_dir / 'rejected'}"
+            f"{state['rejected']} landing files were set aside, the reason of each is beside it: "
+            f"ls {folder / 'rejected'}"
         )
     return texts

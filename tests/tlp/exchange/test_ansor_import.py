@@ -191,35 +191,54 @@ def test_the_same_program_twice_and_the_same_line_twice(store: MeasurementStore,
     assert import_ansor(store, path, device="twin").stored == 3  # another device measured it on its own
 
 
-def test_several_batches_make_no_difference(store: MeasurementStore, write: Callable[..., Path]) -> None:
+class CountingStore(DuckDBStore):
+    """Counts the rows of each batch that is added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[int] = []
+
+    def add_measurement_frames(self, programs: Any, measurements: Any, **more: Any) -> int:
+        self.batches.append(measurements.height)
+        return super().add_measurement_frames(programs, measurements, **more)
+
+
+@pytest.fixture
+def counting() -> CountingStore:
+    store = CountingStore()
+    add_device(store, "cpu", "llvm", "x86_64")
+    return store
+
+
+def test_several_batches_make_no_difference(
+    counting: CountingStore, write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ansor_import, "BATCH_ROWS", 32)
     lines = [record(i % 40, key=json.dumps(["f", i % 7]), seconds=1600000000 + i // 2) for i in range(200)]
-    seen: list[int] = []
-    report = import_ansor(store, write(*lines), device="cpu", batch_rows=32, on_progress=seen.append)
+    report = import_ansor(counting, write(*lines), device="cpu")
     assert (report.read, report.stored, report.duplicates) == (200, 200, 0)
     assert report.workloads == 7
-    assert seen[-1] == 200
-    assert seen == sorted(seen)
-    assert len(seen) == 7
-    assert store.samples()["program_id"].n_unique() == 200
+    assert counting.batches == [32] * 6 + [8]
+    assert counting.samples()["program_id"].n_unique() == 200
 
 
 def test_forgotten_sketches_are_found_again(
     store: MeasurementStore, write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ansor_import, "_MAX_SKETCHES", 1)
+    monkeypatch.setattr(ansor_import, "BATCH_ROWS", 4)
     lines = [record(i, key=json.dumps(["f", i % 3])) for i in range(30)]
-    assert import_ansor(store, write(*lines), device="cpu", batch_rows=4).stored == 30
+    assert import_ansor(store, write(*lines), device="cpu").stored == 30
     assert len(store.get_sketches()) == 3
 
 
 def test_a_batch_holds_only_so_many_new_sketches(
-    store: MeasurementStore, write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    counting: CountingStore, write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ansor_import, "_MAX_NEW_SKETCHES", 10)
-    seen: list[int] = []
     lines = [record(i, key=json.dumps(["f", i])) for i in range(30)] + [record(30 + i) for i in range(30)]
-    assert import_ansor(store, write(*lines), device="cpu", on_progress=seen.append).stored == 60
-    assert seen == [10, 20, 30, 60]
+    assert import_ansor(counting, write(*lines), device="cpu").stored == 60
+    assert counting.batches == [10, 10, 10, 30]
 
 
 def test_only_so_many_skipped_lines_are_named(

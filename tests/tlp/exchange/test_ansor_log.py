@@ -12,12 +12,14 @@ import pytest
 
 from storage import MeasurementState, Sketch
 from tlp.core.errors import InvalidInputError
-from tlp.exchange.ansor import files as ansor_files
-from tlp.exchange.ansor.files import log_files, numbered_lines, open_log
+from tlp.exchange.ansor import log
 from tlp.exchange.ansor.log import (
     foreign_format,
+    log_files,
     looks_like_a_record,
     make_workload,
+    numbered_lines,
+    open_log,
     parse_record,
     parse_target,
     target_conflict,
@@ -281,7 +283,7 @@ def test_lines_are_numbered_without_comments_and_blanks() -> None:
 
 
 def test_an_endless_line_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ansor_files, "MAX_LINE_BYTES", 8)
+    monkeypatch.setattr(log, "MAX_LINE_BYTES", 8)
     text = b"a" * 8 + b"\n" + b"b" * 30 + b"\nshort\n" + b"c" * 20
     assert list(numbered_lines(io.BytesIO(text))) == [
         (1, b"aaaaaaaa"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
@@ -16,18 +16,18 @@ import orjson
 import polars as pl
 import pyarrow as pa
 
-from storage import (
-    Device,
-    ImportReport,
-    MeasurementState,
-    MeasurementStore,
-    RunKind,
-    Sketch,
-    Workload,
-)
+from storage import Device, ImportReport, MeasurementState, MeasurementStore, RunKind, Sketch, Workload
 from tlp.core.errors import InvalidInputError
-from tlp.exchange.ansor.files import Line, Source, open_source
-from tlp.exchange.ansor.log import Record, make_workload, parse_record, parse_target, target_conflict
+from tlp.exchange.ansor.log import (
+    Line,
+    Record,
+    Source,
+    make_workload,
+    open_source,
+    parse_record,
+    parse_target,
+    target_conflict,
+)
 from tlp.exchange.tally import Tally
 from tlp.fleet.runs import open_run
 from tlp.language.ansor import LANGUAGE, parse_sketch_text
@@ -38,14 +38,7 @@ _MAX_SKETCHES = 20_000  # remembered, 0.4 KB each; a forgotten one is added agai
 _MAX_NEW_SKETCHES = 10_000  # per transaction
 
 
-def import_ansor(
-    store: MeasurementStore,
-    source: Path | BinaryIO,
-    *,
-    device: str,
-    on_progress: Callable[[int], None] | None = None,
-    batch_rows: int = BATCH_ROWS,
-) -> ImportReport:
+def import_ansor(store: MeasurementStore, source: Path | BinaryIO, *, device: str) -> ImportReport:
     """Add a log's programs and measurements to a device.
 
     A line is skipped with a reason if it is cut or corrupt, or if its target is of another kind than the device. Failed
@@ -56,8 +49,6 @@ def import_ansor(
         store: where to.
         source: a file, a folder (all logs in it, recursively), or an open binary stream; gzip is recognised.
         device: its name.
-        on_progress: called with the number of records dealt with so far, once per batch.
-        batch_rows: records per transaction.
 
     Raises:
         NotFoundError: no such device.
@@ -65,25 +56,18 @@ def import_ansor(
     """
     store.get_device(device)
     with open_source(source) as opened:
-        return import_opened(store, opened, device=device, on_progress=on_progress, batch_rows=batch_rows)
+        return import_opened(store, opened, device=device)
 
 
-def import_opened(
-    store: MeasurementStore,
-    source: Source,
-    *,
-    device: str,
-    on_progress: Callable[[int], None] | None = None,
-    batch_rows: int = BATCH_ROWS,
-) -> ImportReport:
+def import_opened(store: MeasurementStore, source: Source, *, device: str) -> ImportReport:
     """`import_ansor` of what `open_source` opened."""
-    target = store.get_device(device)
+    platform = store.get_device(device)
     params = {"language": LANGUAGE, "source": source.name}
     with open_run(store, RunKind.IMPORT, device=device, params=params) as run:
         with ThreadPoolExecutor(max_workers=1) as writer:
-            importer = _Importer(store, target, run.run_id, batch_rows, writer, on_progress)
+            importer = _Importer(store, platform, run.run_id, writer)
             for file, reason in source.foreign:
-                importer.leave_out(file, reason)
+                importer.leave_out(file, 1, reason)
             for file, lines in source.logs:
                 importer.read(file, lines)
             importer.flush()
@@ -164,17 +148,8 @@ def _lists(values: array[Any], offsets: array[int]) -> pl.Series:
 class _Importer:
     """Collects records into batches and hands them to the store."""
 
-    def __init__(
-        self,
-        store: MeasurementStore,
-        device: Device,
-        run_id: str,
-        batch_rows: int,
-        writer: ThreadPoolExecutor,
-        on_progress: Callable[[int], None] | None,
-    ) -> None:
-        self._store, self._device, self._run_id, self._batch_rows = store, device, run_id, batch_rows
-        self._writer, self._on_progress = writer, on_progress
+    def __init__(self, store: MeasurementStore, device: Device, run_id: str, writer: ThreadPoolExecutor) -> None:
+        self._store, self._device, self._run_id, self._writer = store, device, run_id, writer
         self.tally = Tally()
         self._salt = b"ansor\0" + device.name.encode() + b"\0"
         self._conflicts: dict[str, str | None] = {}  # by target
@@ -198,15 +173,14 @@ class _Importer:
                 except InvalidInputError as exc:
                     self.tally.skip(number, exc.message, file)
                 # A log in which nearly every program has a sketch of its own must not fill memory with them either.
-                if self.tally.read % self._batch_rows == 0 or len(self._new_sketches) >= _MAX_NEW_SKETCHES:
+                if self.tally.read % BATCH_ROWS == 0 or len(self._new_sketches) >= _MAX_NEW_SKETCHES:
                     self.flush()
         except InvalidInputError as exc:  # reading stopped
-            self.tally.skip(number + 1, exc.message, file)
-            self.tally.read += 1
+            self.leave_out(file, number + 1, exc.message)
 
-    def leave_out(self, file: str, reason: str) -> None:
-        """Report a whole file that is left out, as its first line."""
-        self.tally.skip(1, reason, file)
+    def leave_out(self, file: str, number: int, reason: str) -> None:
+        """Report a line that could not even be read, and with it the rest of its file."""
+        self.tally.skip(number, reason, file)
         self.tally.read += 1
 
     def _add(self, record: Record, line: bytes) -> None:
@@ -215,10 +189,9 @@ class _Importer:
         conflict = self._conflicts[record.target]
         if conflict is not None:
             raise InvalidInputError(conflict)
-        known = hashlib.sha256(b"%b\0%b" % (record.workload_key.encode(), record.sketch_text)).digest()
-        sketch = self._sketches.get(known) or self._learn(known, record)
-        if sketch.width != len(record.decisions):
-            raise InvalidInputError(_width_problem(sketch.width, len(record.decisions)))
+        digest = hashlib.sha256(b"%b\0%b" % (record.workload_key.encode(), record.sketch_text)).digest()
+        sketch = self._sketches.get(digest) or self._learn(digest, record)
+        _require_width(sketch.width, len(record.decisions))
         self.tally.failed += record.state is not MeasurementState.OK
         self._targets[record.target] += 1
         measurement_id = hashlib.sha256(self._salt + line).hexdigest()[:32]
@@ -230,21 +203,19 @@ class _Importer:
         program_id = hashlib.sha256(b"program\0%b\0%b\0" % (sketch.sketch_id.encode(), values)).hexdigest()[:32]
         self._batch.add(measurement_id, program_id, sketch, record)
 
-    def _learn(self, known: bytes, record: Record) -> _KnownSketch:
+    def _learn(self, digest: bytes, record: Record) -> _KnownSketch:
         """Check a sketch that is seen for the first time; it and its workload go into the batch if they are new."""
         width = len(record.decisions)
         slots = parse_sketch_text(record.sketch_text)[1]
-        expected = slots[-1].stop if slots else 0
-        if width != expected:
-            raise InvalidInputError(_width_problem(expected, width))
+        _require_width(slots[-1].stop if slots else 0, width)
         workload = self._workload(record.workload_key)
         if workload.workload_id not in self._seen_workloads:
             self._seen_workloads.add(workload.workload_id)
             self._new_workloads.append(workload)
         sketch = Sketch.make(workload.workload_id, LANGUAGE, record.sketch_text.decode(), width)
         self._new_sketches.append(sketch)
-        self._sketches[known] = _KnownSketch(sketch.sketch_id, workload.workload_id, width)
-        return self._sketches[known]
+        known = self._sketches[digest] = _KnownSketch(sketch.sketch_id, workload.workload_id, width)
+        return known
 
     def flush(self) -> None:
         """Hand what was collected to the store, in the background: meanwhile the next lines are read."""
@@ -263,9 +234,6 @@ class _Importer:
         self.tally.stored += new
         self.tally.duplicates += rows - new
         self.tally.workloads += workloads
-        if self._on_progress is not None:
-            done = self.tally.stored + self.tally.duplicates + len(self.tally.skipped) + self.tally.more_skipped
-            self._on_progress(done)
 
     def _write(self, batch: _Batch, workloads: list[Workload], sketches: list[Sketch]) -> tuple[int, int, int]:
         """Rows of the batch, of these new, and new workloads."""
@@ -282,5 +250,6 @@ class _Importer:
         return [{**parse_target(text), "records": count} for text, count in self._targets.most_common(100)]
 
 
-def _width_problem(expected: int, found: int) -> str:
-    return f"the steps hold {found} decisions where their sketch takes {expected}"
+def _require_width(expected: int, decisions: int) -> None:
+    if decisions != expected:
+        raise InvalidInputError(f"the steps hold {decisions} decisions where their sketch takes {expected}")

@@ -1,4 +1,4 @@
-"""Reading `tvm.auto_scheduler` measure records (JSON lines, format v0.1 to v0.6) without TVM.
+"""Reading logs of `tvm.auto_scheduler` (JSON lines, format v0.1 to v0.6): files, folders, streams. Needs no TVM.
 
 One line is one measured program; `#` starts a comment:
 
@@ -16,10 +16,16 @@ Source: `tvm/src/auto_scheduler/measure_record.cc`, `include/tvm/auto_scheduler/
 
 from __future__ import annotations
 
+import gzip
+import io
+import itertools
 import re
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import orjson
 
@@ -46,9 +52,17 @@ ERRORS: dict[int, tuple[MeasurementState, str]] = {
 }
 
 _YEAR_10000_S = 253_402_300_800  # unix times beyond are no dates
-
+MAX_LINE_BYTES = 4 << 20  # far above any record: they hold 76 steps at most
+LOG_SUFFIXES = frozenset({".json", ".jsonl", ".log", ".txt"})
+_HEAD_LINES = 1000  # lines a log may begin with before its first record
+_HEAD_BYTES = 8 << 20
+_HELP = "tlp import ansor --help"
+_CPU_KINDS = frozenset({"llvm", "c"})
 _MD5 = re.compile(r"[0-9a-f]{32}")
 _BEGINS_LIKE_A_RECORD = re.compile(rb'\{\s*"i"\s*:\s*\[\s*\[')
+
+
+Line = tuple[int, bytes]  # number from 1, text
 
 
 class Record(NamedTuple):
@@ -78,11 +92,7 @@ class Record(NamedTuple):
 
 
 def parse_record(line: bytes) -> Record:
-    """One line of a log.
-
-    Raises:
-        InvalidInputError: the line is cut, corrupt or no auto_scheduler record; the message is the reason.
-    """
+    """One line of a log. Raises InvalidInputError if it is cut, corrupt or no record; the message is the reason."""
     try:
         row = orjson.loads(line)
     except orjson.JSONDecodeError as exc:
@@ -145,15 +155,19 @@ def looks_like_a_record(line: bytes) -> bool:
     """Whether a line is an auto_scheduler record or the beginning of one."""
     if _BEGINS_LIKE_A_RECORD.match(line):
         return True
+    row = _json(line)
+    task = row.get("i") if isinstance(row, dict) else None
+    return isinstance(task, list) and bool(task) and isinstance(task[0], list)
+
+
+def _json(text: str | bytes) -> Any:
+    """The value of a JSON text; None if it is none."""
     try:
-        row = orjson.loads(line)
+        return orjson.loads(text)
     except orjson.JSONDecodeError:
-        return False
-    given = row.get("i") if isinstance(row, dict) else None
-    return isinstance(given, list) and bool(given) and isinstance(given[0], list)
+        return None
 
 
-# -- workloads and targets ------------------------------------------------------------------------------------
 def make_workload(workload_key: str) -> Workload:
     """The workload of a key. There is no TIR module: `mod_json` is the key itself, so that content keys are distinct.
 
@@ -176,10 +190,7 @@ def make_workload(workload_key: str) -> Workload:
 def parse_target(text: str) -> dict[str, Any]:
     """A target as Ansor wrote it (`cuda -keys=cuda,gpu -arch=sm_86 `) as a dict. Cached, do not modify."""
     if text.lstrip().startswith("{"):
-        try:
-            value = orjson.loads(text)
-        except orjson.JSONDecodeError:
-            value = {}
+        value = _json(text)
         return value if isinstance(value, dict) else {}
     kind, *options = text.split()
     facts: dict[str, Any] = {"kind": kind}
@@ -195,9 +206,6 @@ def _option(name: str, value: str) -> Any:
     return int(value) if re.fullmatch(r"-?\d{1,18}", value) else value
 
 
-_CPU_KINDS = frozenset({"llvm", "c"})
-
-
 def target_conflict(text: str, device_target: Mapping[str, Any], family: str) -> str | None:
     """Why a record for target `text` cannot come from a device of that target and family; None if it can."""
     facts = parse_target(text)
@@ -209,3 +217,135 @@ def target_conflict(text: str, device_target: Mapping[str, Any], family: str) ->
     if architecture in ("x86_64", "aarch64") and family in ("x86_64", "aarch64") and architecture != family:
         return f"target triple {facts['mtriple']!r} is not of the device's family {family!r}"
     return None
+
+
+# -- files ------------------------------------------------------------------------------------------------------
+def log_files(folder: Path) -> list[Path]:
+    """Files of a folder, recursively, that may be logs, by name; hidden ones are left out."""
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        and path.with_suffix("" if path.suffix == ".gz" else path.suffix).suffix in LOG_SUFFIXES
+        and path.is_file()
+    )
+
+
+@contextmanager
+def open_log(source: Path | BinaryIO) -> Iterator[BinaryIO]:
+    """A log opened for reading, decompressed if its first bytes say gzip. A stream given is not closed.
+
+    Raises:
+        InvalidInputError: the file cannot be opened.
+    """
+    with ExitStack() as stack:
+        if isinstance(source, Path):
+            try:
+                file: io.BufferedReader[Any] = stack.enter_context(source.open("rb"))
+            except OSError as exc:
+                raise InvalidInputError(f"{source} cannot be read: {exc.strerror or exc}") from exc
+        else:
+            file = io.BufferedReader(cast(io.RawIOBase, source))
+            stack.callback(file.detach)  # or its end would close the caller's stream
+        packed = file.peek(2)[:2] == b"\x1f\x8b"
+        yield cast(BinaryIO, gzip.GzipFile(fileobj=file)) if packed else file
+
+
+def numbered_lines(stream: BinaryIO) -> Iterator[Line]:
+    """Lines that are no comments and not blank, with their numbers from 1, blanks at their ends off.
+
+    A line longer than `MAX_LINE_BYTES` is cut there (and will not parse).
+
+    Raises:
+        InvalidInputError: reading failed, e.g. compressed data is damaged; what stood before was yielded.
+    """
+    number = 0
+    try:
+        while line := stream.readline(MAX_LINE_BYTES):
+            number += 1
+            rest = line
+            line = line.strip()
+            if number == 1:
+                line = line.removeprefix(b"\xef\xbb\xbf")
+            if line and not line.startswith(b"#"):
+                yield number, line
+            while len(rest) == MAX_LINE_BYTES and not rest.endswith(b"\n"):
+                rest = stream.readline(MAX_LINE_BYTES)
+    except (OSError, EOFError, zlib.error) as exc:
+        raise InvalidInputError(f"reading stopped after line {number}: {exc}") from exc
+
+
+class Source(NamedTuple):
+    """What is imported, opened and seen to be a log.
+
+    Attributes:
+        name: as reports call it.
+        logs: names and lines; a folder's files are opened one after the other.
+        foreign: files of a folder that are no logs, each with its reason.
+    """
+
+    name: str
+    logs: Iterator[tuple[str, Iterator[Line]]]
+    foreign: list[tuple[str, str]]
+
+
+@contextmanager
+def open_source(source: Path | BinaryIO) -> Iterator[Source]:
+    """A file, a folder or a stream, opened **once**: a pipe (`<(zcat log.gz)`, standard input) cannot be rewound.
+
+    Raises:
+        InvalidInputError: there is nothing to import: no such file, an AutoTVM log, no log at all.
+    """
+    name = str(source) if isinstance(source, Path) else "standard input"
+    if isinstance(source, Path) and source.is_dir():
+        yield _open_folder(source)
+        return
+    with open_log(source) as stream:
+        yield Source(name, iter([(name, checked_lines(stream, name))]), [])
+
+
+def _open_folder(folder: Path) -> Source:
+    """The logs of a folder, and its other files with reasons. Raises InvalidInputError if there is no log."""
+    logs: list[Path] = []
+    foreign: list[tuple[str, str]] = []
+    for path in log_files(folder):
+        try:
+            with open_log(path) as stream:
+                checked_lines(stream, str(path))
+            logs.append(path)
+        except InvalidInputError as exc:
+            foreign.append((str(path), exc.message))
+    if not logs:
+        why = f": {foreign[0][1]}" if foreign else ""
+        raise InvalidInputError(f"{folder} holds no auto_scheduler log{why}", next_command=_HELP)
+    return Source(str(folder), _opened(logs), foreign)
+
+
+def _opened(logs: list[Path]) -> Iterator[tuple[str, Iterator[Line]]]:
+    for path in logs:
+        with open_log(path) as stream:
+            yield str(path), numbered_lines(stream)
+
+
+def checked_lines(stream: BinaryIO, name: str) -> Iterator[Line]:
+    """The stream's lines, once its head is seen to hold a record. Raises InvalidInputError if it does not."""
+    lines = numbered_lines(stream)
+    head: list[Line] = []
+    size = 0
+    problem = None
+    try:
+        for number, line in itertools.islice(lines, _HEAD_LINES):
+            head.append((number, line))
+            size += len(line)
+            if looks_like_a_record(line):
+                return itertools.chain(head, lines)
+            foreign = foreign_format(_json(line))
+            if foreign is not None:
+                problem = f"line {number} is {foreign}"
+            if problem or size >= _HEAD_BYTES:
+                break
+    except InvalidInputError as exc:  # reading stopped
+        problem = exc.message
+    if problem is None:
+        problem = f"none of its first {len(head)} line(s) is a record"
+    raise InvalidInputError(f"{name} is no auto_scheduler log: {problem}", next_command=_HELP)

@@ -42,7 +42,6 @@ def export_metaschedule(
     *,
     workload_ids: Sequence[str] | None = None,
     top: int = 1,
-    overwrite: bool = False,
 ) -> ExportReport:
     """Write the fastest programs of a device as `database_workload.json` and `database_tuning_record.json`.
 
@@ -61,7 +60,6 @@ def export_metaschedule(
         device: whose measurements.
         workload_ids: only these subgraphs; None: all that were measured on the device.
         top: how many programs per subgraph, fastest first.
-        overwrite: replace a database that is in the folder.
 
     Raises:
         NotFoundError: no such device or workload.
@@ -70,7 +68,7 @@ def export_metaschedule(
     row = store.get_device(device)
     if top < 1:
         raise InvalidInputError(f"top is {top}, it must be at least 1")
-    if not overwrite and any((folder / name).exists() for name in (WORKLOADS, RECORDS)):
+    if any((folder / name).exists() for name in (WORKLOADS, RECORDS)):
         raise InvalidInputError(f"{folder} holds a MetaSchedule database already; choose another folder")
     workloads = store.get_workloads(workload_ids)
     ids = [workload.workload_id for workload in workloads]
@@ -90,9 +88,7 @@ def export_metaschedule(
                     f"nothing to export: none of {len(best)} program(s) can be built, the first because {first}",
                     next_command=more_samples(row, 100),
                 )
-            # Records without their workloads would be read as others': they go first and come last.
-            (folder / RECORDS).unlink(missing_ok=True)
-            for name in (WORKLOADS, RECORDS):
+            for name in (WORKLOADS, RECORDS):  # records without their workloads would be read as others'
                 (Path(scratch) / name).replace(folder / name)
     except OSError as exc:
         raise InvalidInputError(f"{folder} cannot be written: {exc.strerror or exc}") from exc

@@ -1,13 +1,20 @@
-"""MetaSchedule's JSON databases into the store, and the networks that a data set of them belongs to."""
+"""MetaSchedule's JSON databases into the store, also those whose modules the installed TVM cannot read.
+
+TVM reads modules of its own release only. What another release wrote is not even tried: TVM 0.27 dies of a
+segmentation fault on some modules of 0.26. Such a workload keeps the module's text where TVM does not meet it; its
+programs can be trained on (the language needs no module) and not built.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+import orjson
 
 from storage import (
     Device,
@@ -16,20 +23,18 @@ from storage import (
     MeasurementBatch,
     MeasurementState,
     MeasurementStore,
-    Network,
-    NetworkTask,
     Program,
     RunKind,
     Sketch,
     Workload,
     canonical_json,
 )
-from tlp.core.errors import AlreadyExistsError, InvalidInputError
-from tlp.exchange.metaschedule.modules import FoundWorkload, make_workload, sketch_problem
+from tlp.core.errors import InvalidInputError
 from tlp.exchange.metaschedule.records import (
     Record,
     StoredModule,
-    check_sketch,
+    arg_shapes,
+    block_names,
     measurement_id,
     numbered_lines,
     parse_record,
@@ -39,15 +44,17 @@ from tlp.exchange.metaschedule.records import (
 )
 from tlp.exchange.tally import Tally
 from tlp.fleet.runs import open_run
-from tlp.language.sketch import LANGUAGE
+from tlp.language.rows import sketch_nests
+from tlp.language.sketch import LANGUAGE, parse_sketch
+from tlp.programs import workloads
 from tlp.programs.targets import family_of
+from tlp.programs.tvm import map_tvm_errors
 
 BATCH_ROWS: Final = 1000  # records per transaction
+_NAME_CHARS: Final = 80
 
 
-def import_metaschedule(
-    store: MeasurementStore, folder: Path, device: str, *, on_progress: Callable[[int], None] | None = None
-) -> ImportReport:
+def import_metaschedule(store: MeasurementStore, folder: Path, device: str) -> ImportReport:
     """Import a database as measurements of a device, in a run of kind IMPORT.
 
     Costs of 1e9 s and more become RUN_ERROR, never latencies. A line is skipped with a reason if it is cut or corrupt,
@@ -64,72 +71,25 @@ def import_metaschedule(
         store: where to.
         folder: of the database, or its record file. The workload file may be missing.
         device: whose measurements they are.
-        on_progress: called with the number of records read so far, once per batch.
 
     Raises:
         NotFoundError: no such device.
         InvalidInputError: the folder holds no database. Nothing was stored.
     """
-    row = store.get_device(device)
+    platform = store.get_device(device)
     records = require_database(folder)
     modules = read_modules(records.parent)
     params = {"language": LANGUAGE, "source": str(folder)}
     with open_run(store, RunKind.IMPORT, device=device, params=params) as run:
-        importer = _Importer(store, row, run.run_id, modules)
+        importer = _Importer(store, platform, run.run_id, modules)
         for number, line in numbered_lines(records):
             importer.read(number, line)
             if importer.pending >= BATCH_ROWS:
                 importer.flush()
-                if on_progress:
-                    on_progress(importer.tally.read)
         importer.flush()
-        if on_progress:
-            on_progress(importer.tally.read)
         report = importer.tally.report()
         run.result = {**report.counts(), "not_replayable": dict(report.not_replayable)}
     return report
-
-
-def import_networks(store: MeasurementStore, file: Path, *, source: str) -> list[Network]:
-    """Add the networks whose workloads were imported before.
-
-    Args:
-        store: holds the workloads.
-        file: one JSON object per line with `network`, `task`, `weight`, `held_out` and `structural_hash`.
-        source: of the networks, e.g. `dataset:starter`.
-
-    Returns:
-        The networks of the file, as far as their workloads are in the store; those that were there are left alone.
-
-    Raises:
-        InvalidInputError: the file is not of that form.
-    """
-    known = {workload.structural_hash: workload for workload in store.get_workloads()}
-    tasks: dict[str, dict[str, NetworkTask]] = {}
-    held_out: dict[str, bool] = {}
-    for number, line in numbered_lines(file):
-        try:
-            row = json.loads(line)
-            name, workload = str(row["network"]), known.get(str(row["structural_hash"]))
-            held_out[name] = bool(row["held_out"])
-            if workload is not None:
-                of_network = tasks.setdefault(name, {})
-                # Two tasks of a file may be one subgraph: one task with both weights.
-                first = of_network.get(workload.workload_id)
-                of_network[workload.workload_id] = NetworkTask(
-                    workload.workload_id,
-                    first.task if first else str(row["task"]),
-                    int(row["weight"]) + (first.weight if first else 0),
-                )
-        except (ValueError, KeyError, TypeError) as exc:
-            raise InvalidInputError(f"{file}, line {number} is not a task of a network: {exc!r}") from exc
-    networks = [Network(n, held_out[n], source, datetime.now(UTC), tuple(t.values())) for n, t in tasks.items()]
-    for network in networks:
-        try:
-            store.add_network(network, [])
-        except AlreadyExistsError:
-            continue
-    return networks
 
 
 class _Importer:
@@ -139,10 +99,10 @@ class _Importer:
         self, store: MeasurementStore, device: Device, run_id: str, modules: Sequence[StoredModule | None]
     ) -> None:
         self._store, self._device, self._run_id, self._modules = store, device, run_id, modules
-        self._found: dict[int, FoundWorkload] = {}  # by line of the workload file
+        self._workloads: dict[int, ImportedWorkload] = {}  # by line of the workload file
         self._problems: dict[str, str | None] = {}  # by sketch
         self._conflicts: dict[str, str | None] = {}  # by target
-        self._there = _stored_ids(store, device.name)
+        self._stored = _stored_ids(store, device.name)
         self._new_workloads: list[Workload] = []
         self._sketches: dict[str, Sketch] = {}
         self._programs: dict[str, Program] = {}
@@ -166,22 +126,24 @@ class _Importer:
         conflict = self._conflict(record.target)
         if conflict:
             raise InvalidInputError(conflict)
-        found = self._found.get(record.workload) or make_workload(record, self._module(record.workload))
-        sketch, program = to_program(found.workload.workload_id, record)
+        index = record.workload
+        module = self._modules[index] if index < len(self._modules) else None
+        imported = self._workloads.get(index) or make_workload(record, module)
+        sketch, program = to_program(imported.workload.workload_id, record)
         if sketch.sketch_id not in self._problems:
-            check_sketch(sketch)
-            self._problems[sketch.sketch_id] = found.problem or sketch_problem(sketch)
+            sketch_nests(sketch)  # raises InvalidInputError for a primitive that no encoder could read
+            self._problems[sketch.sketch_id] = imported.problem or sketch_problem(sketch)
         # Nothing of a line that is skipped is left behind, its workload neither.
-        if record.workload not in self._found:
-            self._found[record.workload] = found
-            self._new_workloads.append(found.workload)
+        if index not in self._workloads:
+            self._workloads[index] = imported
+            self._new_workloads.append(imported.workload)
         problem = self._problems[sketch.sketch_id]
         if problem is not None:
             self.tally.not_replayable[problem] += 1
         failed = not record.seconds
         self.tally.failed += failed
         key = measurement_id(self._device.name, program.program_id, record.seconds)
-        if key in self._there or key in self._measurements:
+        if key in self._stored or key in self._measurements:
             self.tally.duplicates += 1
             return
         self._sketches.setdefault(sketch.sketch_id, sketch)
@@ -198,24 +160,11 @@ class _Importer:
             "MetaSchedule recorded it as failed to build or run" if failed else None,
         )
 
-    def _module(self, index: int) -> StoredModule | None:
-        return self._modules[index] if index < len(self._modules) else None
-
     def _conflict(self, target: Any) -> str | None:
         """Why records of that target are not of the device; None if they may be."""
         key = canonical_json(target)
         if key not in self._conflicts:
-            kind = target.get("kind") if isinstance(target, dict) else None
-            conflict = None
-            if kind is None:
-                conflict = f"the target {key} has no kind"
-            elif kind != self._device.target.get("kind"):
-                conflict = f"target kind {kind} is not the device's {self._device.target.get('kind')}"
-            elif not isinstance(target.get("mcpu", ""), str):
-                conflict = f"the target {key} names no CPU"
-            elif family_of(target) != self._device.family:
-                conflict = f"target family {family_of(target)} is not the device's {self._device.family}"
-            self._conflicts[key] = conflict
+            self._conflicts[key] = target_conflict(target, self._device)
         return self._conflicts[key]
 
     def flush(self) -> None:
@@ -231,7 +180,7 @@ class _Importer:
         new = self._store.add_measurements(batch)
         self.tally.stored += new
         self.tally.duplicates += len(self._measurements) - new
-        self._there.update(self._measurements)
+        self._stored.update(self._measurements)
         self._sketches, self._programs, self._measurements = {}, {}, {}
 
 
@@ -239,3 +188,112 @@ def _stored_ids(store: MeasurementStore, device: str) -> set[str]:
     """`measurement_id` of what the device has already, whoever measured it and under whichever key."""
     rows = store.measurements(device=device).select("program_id", "run_secs").iter_rows()
     return {measurement_id(device, program_id, run_secs) for program_id, run_secs in rows}
+
+
+def target_conflict(target: Any, device: Device) -> str | None:
+    """Why a record for `target`, JSON as written, cannot come from a device; None if it can."""
+    kind = target.get("kind") if isinstance(target, dict) else None
+    if kind is None:
+        return f"the target {canonical_json(target)} has no kind"
+    if kind != device.target.get("kind"):
+        return f"target kind {kind} is not the device's {device.target.get('kind')}"
+    if not isinstance(target.get("mcpu", ""), str):
+        return f"the target {canonical_json(target)} names no CPU"
+    if family_of(target) != device.family:
+        return f"target family {family_of(target)} is not the device's {device.family}"
+    return None
+
+
+# -- workloads --------------------------------------------------------------------------------------------------
+class ImportedWorkload(NamedTuple):
+    """A workload, and why the installed TVM cannot build its programs; None if it can."""
+
+    workload: Workload
+    problem: str | None
+
+
+def make_workload(record: Record, module: StoredModule | None) -> ImportedWorkload:
+    """The workload of a record.
+
+    Args:
+        record: the first one of that workload in its database. Without a readable module the shapes of its arguments
+            are the workload's.
+        module: None if the database does not have it; the workload is then known by its place in the database and
+            by that first record.
+    """
+    shapes = arg_shapes(record.args)
+    blocks = block_names(record.trace)
+    name = "_".join(blocks)[:_NAME_CHARS]
+    if module is None:
+        place = {"line": record.workload, "args": shapes, "blocks": blocks}
+        text = canonical_json({"metaschedule": {"missing_module": place}})
+        return ImportedWorkload(
+            Workload.make(name or f"workload_{record.workload}", text, "", {"args": shapes}),
+            "the database does not hold its module",
+        )
+    problem = _encoding_problem(module.text)
+    if problem is None:
+        try:
+            return ImportedWorkload(_read(module), None)
+        except InvalidInputError as exc:
+            problem = exc.message
+    text = canonical_json({"metaschedule": {"module": module.text}})
+    workload = Workload.make(
+        name or f"imported_{module.digest[:8]}", text, module.digest, {"args": shapes}, key=module.text
+    )
+    return ImportedWorkload(workload, problem)
+
+
+def sketch_problem(sketch: Sketch) -> str | None:
+    """Why the installed TVM cannot replay a sketch, as far as its primitives say; None if it knows them all."""
+    kinds = dict.fromkeys(str(primitive[0]) for primitive in parse_sketch(sketch.instructions_json)[0])
+    unknown = [kind for kind in kinds if not _is_primitive(kind)]
+    return f"TVM {_installed()} does not know the primitive {unknown[0]}" if unknown else None
+
+
+def _encoding_problem(text: str) -> str | None:
+    """Why a module must not be given to the installed TVM."""
+    try:
+        graph = orjson.loads(text)
+        facts = graph.get("metadata", graph.get("attrs"))
+        writer = str(facts["tvm_version"])
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return "its module names no release of TVM"
+    if "root_index" in graph and _release(writer) == _release(_installed()):
+        return None
+    return f"its module was written by TVM {writer}, installed is {_installed()}"
+
+
+def _release(version: str) -> list[str]:
+    return version.split(".")[:2]
+
+
+@lru_cache(maxsize=1)
+def _installed() -> str:
+    import tvm
+
+    return str(tvm.__version__)
+
+
+def _read(module: StoredModule) -> Workload:
+    with map_tvm_errors("its module cannot be read"):
+        parsed = workloads.parse_module(module.text)
+        names = [name for name in workloads.block_names(parsed) if name != "root"]
+        workload = workloads.workload_from_module("_".join(names)[:_NAME_CHARS] or "imported", parsed)
+    # Stock TVM refuses the whole database then.
+    if workload.structural_hash != module.digest:
+        raise InvalidInputError("its module is damaged: it has not the structural hash that stands beside it")
+    return workload
+
+
+@lru_cache(maxsize=1024)
+def _is_primitive(kind: str) -> bool:
+    from tvm.s_tir.schedule import InstructionKind
+
+    get: Any = InstructionKind.get
+    try:
+        get(kind)
+    # AttributeError today, ValueError in other releases.
+    except (AttributeError, ValueError, RuntimeError):
+        return False
+    return True

@@ -26,8 +26,7 @@ import orjson
 
 from storage import Program, Sketch, stable_id
 from tlp.core.errors import InvalidInputError
-from tlp.exchange.ansor.files import open_log
-from tlp.language.rows import sketch_nests
+from tlp.exchange.ansor.log import open_log
 from tlp.language.sketch import LANGUAGE, DecisionKind, DecisionSlot, from_trace, parse_sketch, split_trace
 
 WORKLOADS: Final = "database_workload.json"
@@ -65,11 +64,7 @@ class Record(NamedTuple):
 
 
 def parse_record(line: bytes) -> Record:
-    """One line of a record file.
-
-    Raises:
-        InvalidInputError: the line is cut or no record; the message is the reason.
-    """
+    """One line of a record file. Raises InvalidInputError if it is cut or no record; the message is the reason."""
     try:
         index, (trace, run_secs, target, args) = orjson.loads(line)
     except (ValueError, TypeError) as exc:
@@ -138,11 +133,6 @@ def _check_decision(slot: DecisionSlot, values: Sequence[int]) -> None:
         raise InvalidInputError(f"instruction {slot.instruction} ({slot.kind}) cannot have the decision {list(values)}")
 
 
-def check_sketch(sketch: Sketch) -> None:
-    """Raise InvalidInputError if a primitive of a new sketch is malformed, so that no encoder could read it."""
-    sketch_nests(sketch)
-
-
 def block_names(trace: Any) -> list[str]:
     """Names of the blocks that a trace asks for before post-processing, without the root; empty if it is no trace."""
     try:
@@ -162,13 +152,7 @@ def arg_shapes(args: Any) -> list[list[Any]]:
 
 
 def measurement_id(device: str, program_id: str, seconds: Sequence[float]) -> str:
-    """The key of a measurement that has no key of its own: the same program, device and repeats are the same.
-
-    Args:
-        device: its name.
-        program_id: of the program.
-        seconds: every repeat; none if it failed.
-    """
+    """The key of a measurement that has none of its own, from its device, program and repeats (seconds)."""
     return stable_id(LANGUAGE, device, program_id, ",".join(map(repr, seconds)) or "failed")
 
 
@@ -181,14 +165,7 @@ class StoredModule(NamedTuple):
 
 
 def require_database(path: Path) -> Path:
-    """The record file of a database.
-
-    Args:
-        path: the database's folder, or its record file.
-
-    Raises:
-        InvalidInputError: there is none.
-    """
+    """The record file of a database, given its folder or that file. Raises InvalidInputError if there is none."""
     folder = path if path.is_dir() else path.parent
     records = _find(folder, RECORDS)
     if records is None:
@@ -203,12 +180,12 @@ def read_modules(folder: Path) -> list[StoredModule | None]:
         InvalidInputError: the file cannot be read.
     """
     path = _find(folder, WORKLOADS)
-    found: list[StoredModule | None] = []
+    modules: list[StoredModule | None] = []
     for number, line in numbered_lines(path) if path is not None else ():
         # Records count lines, so a blank or damaged one keeps its place.
-        found += [None] * (number - 1 - len(found))
-        found.append(_module(line))
-    return found
+        modules += [None] * (number - 1 - len(modules))
+        modules.append(_module(line))
+    return modules
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
