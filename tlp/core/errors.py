@@ -1,61 +1,27 @@
 """The error tree: whose fault → which class → which exit code.
 
-    TlpError
-    ├── UserError        exit 2   what was typed or configured cannot be done as it stands
-    │   ├── NotFoundError        no device, network, version … of that name
-    │   ├── AlreadyExistsError   the name is taken
-    │   ├── InvalidInputError    a value that is not acceptable
-    │   └── BusyError            somebody else is doing it now; try again later
-    ├── DeviceError      exit 3   the hardware or its runner
-    │   ├── AllFailedError       every program of a batch failed
-    │   └── DeviceLostError      the device does not answer any more; it is quarantined and probed again
-    ├── StoreError       exit 4   the measurement store
-    │   ├── StoreLockedError     another process held the store longer than the limit
-    │   ├── StoreVersionError    written by a newer release
-    │   └── StoreCorruptError    not a store, or damaged
-    ├── RegistryError    exit 5   MLflow
-    │   ├── RegistryUnavailableError   does not answer
-    │   └── ModelFormatError     the version cannot be used by this release (encoder, files)
-    ├── ServiceError     exit 6   a server of `tlp up` does not come up
-    └── InternalError    exit 70  ours; the only one shown with a traceback
+    2    UserError: what was typed or configured cannot be done as it stands
+    3    DeviceError: the hardware or its runner
+    4    StoreError: the measurement store
+    5    RegistryError: MLflow
+    6    ServiceError: a server of `tlp up`
+    70   InternalError: ours; the only one shown with a traceback
+    130  SIGINT
 
-Every message names the values involved, and `next_command` is what to type next. Exit 130 is SIGINT.
+Every message names the values involved, and `next_command` is what to type next.
 """
 
 from __future__ import annotations
 
-from storage.errors import (
-    AlreadyExistsError,
-    InvalidInputError,
-    NotFoundError,
-    StoreCorruptError,
-    StoreError,
-    StoreLockedError,
-    StoreVersionError,
-    TlpError,
-    UserError,
-)
-
-__all__ = [
-    "AllFailedError",
-    "AlreadyExistsError",
-    "BusyError",
-    "DeviceError",
-    "DeviceLostError",
-    "InternalError",
-    "InvalidInputError",
-    "ModelFormatError",
-    "NotFoundError",
-    "RegistryError",
-    "RegistryUnavailableError",
-    "ServiceError",
-    "StoreCorruptError",
-    "StoreError",
-    "StoreLockedError",
-    "StoreVersionError",
-    "TlpError",
-    "UserError",
-]
+from storage.errors import AlreadyExistsError as AlreadyExistsError
+from storage.errors import InvalidInputError as InvalidInputError
+from storage.errors import NotFoundError as NotFoundError
+from storage.errors import StoreCorruptError as StoreCorruptError
+from storage.errors import StoreError as StoreError
+from storage.errors import StoreLockedError as StoreLockedError
+from storage.errors import StoreVersionError as StoreVersionError
+from storage.errors import TlpError as TlpError
+from storage.errors import UserError as UserError
 
 
 class BusyError(UserError):

@@ -14,13 +14,8 @@ class Fleet:
     """The devices of one TLP_HOME: its settings, its measurements and its models.
 
     Operations take it as their first argument. `tlp.pipeline.opening.open_fleet` makes it.
-
-    Attributes:
-        settings: limits and places of this installation.
-        store: devices, networks, measurements, runs.
-        registry: versions and their aliases. MLflow is opened at the first call of a method.
     """
 
     settings: Settings
-    store: MeasurementStore
-    registry: ModelRegistry
+    store: MeasurementStore  # devices, networks, measurements, runs
+    registry: ModelRegistry  # versions and their aliases; MLflow is opened at the first call of a method

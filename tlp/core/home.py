@@ -16,11 +16,7 @@ _NEXT = "TLP_HOME=/a/writable/folder tlp doctor"
 
 
 def check_home(settings: Settings) -> int:
-    """Make TLP_HOME if it is not there, prove that it can be written and return the free bytes of its disk.
-
-    Raises:
-        InvalidInputError: it cannot be made or written, or its disk is full.
-    """
+    """Free bytes of TLP_HOME, which is made if need be. Raises InvalidInputError: it cannot be written, or is full."""
     home = settings.home
     try:
         home.mkdir(parents=True, exist_ok=True)
@@ -30,15 +26,12 @@ def check_home(settings: Settings) -> int:
     except OSError as exc:
         raise InvalidInputError(f"TLP_HOME={home} cannot be written: {exc.strerror}", next_command=_NEXT) from exc
     if free < MIN_FREE_BYTES:
-        raise InvalidInputError(
-            f"the disk of TLP_HOME={home} is full: {free / 1024**2:.0f} MiB free, "
-            f"{MIN_FREE_BYTES / 1024**2:.0f} MiB needed",
-            next_command=_NEXT,
-        )
+        sizes = f"{free / 1024**2:.0f} MiB free, {MIN_FREE_BYTES / 1024**2:.0f} MiB needed"
+        raise InvalidInputError(f"the disk of TLP_HOME={home} is full: {sizes}", next_command=_NEXT)
     return free
 
 
 def open_home(settings: Settings) -> MeasurementStore:
-    """The store of a TLP_HOME that can be written; see `check_home`. StoreError as in `open_store`."""
+    """The store of a TLP_HOME that can be written. Raises as `check_home` and `open_store` do."""
     check_home(settings)
     return open_store(settings.store_url, settings.store_lock_timeout_s)

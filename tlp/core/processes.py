@@ -3,10 +3,10 @@
 **Identity.** A process id alone is used again by the system, an id with its start time is not.
 
 **Owned commands.** `python -m tlp.core.processes PARENT_PID -- COMMAND…`, started with `start_new_session=True`, runs
-the command in the same process group. When the parent is gone (also by SIGKILL), or on SIGTERM or SIGINT, the group and
-every descendant get SIGTERM, and SIGKILL after 3 s. If this process itself is killed, the command gets SIGTERM from the
-kernel where it can do that (Linux). The exit status is the command's. The parent is watched by asking for it, not by
-PR_SET_PDEATHSIG alone: that signal comes when the *thread* that started the child ends.
+the command in the same process group and exits with its status. When the parent is gone (also by SIGKILL), or on
+SIGTERM or SIGINT, the group and every descendant get SIGTERM, and SIGKILL after 3 s. If this process itself is killed,
+the kernel sends the command SIGTERM (Linux). PR_SET_PDEATHSIG alone would not do: that signal comes when the *thread*
+that started the child ends.
 
 **Held signals.** TVM looks for pending signals inside its loops. A Python handler that raises there ends the process
 (`std::terminate`), or comes out as a RuntimeError when the search was in a Python callback: what was measured could not
@@ -41,13 +41,7 @@ _pending: list[int] = []
 
 # -- who a process is
 def identity(pid: int | None = None) -> dict[str, Any]:
-    """`{"pid", "create_time", "host"}` of a process on this host (this one if `pid` is None).
-
-    `create_time` is in seconds since the epoch.
-
-    Raises:
-        psutil.NoSuchProcess: there is no such process.
-    """
+    """`{"pid", "create_time" (seconds since the epoch), "host"}` of a process here; of this one if `pid` is None."""
     process = psutil.Process(os.getpid() if pid is None else pid)
     return {"pid": process.pid, "create_time": process.create_time(), "host": socket.gethostname()}
 
@@ -155,8 +149,7 @@ def held_signals() -> Iterator[None]:
         _pending.append(number)
 
     # A script's background process ignores Ctrl-C: there would be nothing to end what `check_interrupt` begins.
-    held = [number for number in _HELD if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, note) for number in held}
+    before = {number: signal.signal(number, note) for number in _HELD if signal.getsignal(number) is not signal.SIG_IGN}
     try:
         yield
     finally:

@@ -35,8 +35,7 @@ def track(label: str, total: int, *, every: int = 1) -> Iterator[Update]:
     Args:
         label: what is being done, e.g. `measure this-cpu`.
         total: steps in all; at least 1.
-        every: without a terminal, one line per so many steps, or per `PATIENCE_S` if steps take long (and one at the
-            beginning and at the end).
+        every: without a terminal, one line per so many steps, or per `PATIENCE_S`, besides the first and the last.
     """
     if sys.stderr.isatty():
         yield from _bar(label, total)
@@ -46,25 +45,13 @@ def track(label: str, total: int, *, every: int = 1) -> Iterator[Update]:
 
 def bar() -> Progress:
     """A bar with done, total, times and a field `note`, not started."""
+    from rich import progress as shown
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
-    return Progress(*columns, console=Console(stderr=True), refresh_per_second=4)
+    done, elapsed, remaining = shown.MofNCompleteColumn(), shown.TimeElapsedColumn(), shown.TimeRemainingColumn()
+    what, note = shown.TextColumn("{task.description}"), shown.TextColumn("{task.fields[note]}")
+    columns = (what, shown.BarColumn(), done, elapsed, remaining, note)
+    return shown.Progress(*columns, console=Console(stderr=True), refresh_per_second=4)
 
 
 def _bar(label: str, total: int) -> Iterator[Update]:

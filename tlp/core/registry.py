@@ -30,10 +30,7 @@ def pin_alias(device: str) -> str:
 
 
 def rejected_tag(alias: str) -> str:
-    """The tag that keeps the pipeline from putting `alias` on a version again.
-
-    `rejected` for `champion`; `rejected-<device>` for a pin: a version that is bad for one device is not bad for all.
-    """
+    """The tag that bars a version from an alias: `rejected` for `champion`, `rejected-<device>` for a device's pin."""
     return REJECTED + alias.removeprefix(CHAMPION) if alias.startswith(CHAMPION) else f"{REJECTED}-{alias}"
 
 
@@ -47,50 +44,33 @@ def devices_of(tags: Mapping[str, str]) -> tuple[str, ...]:
 class RunRecord:
     """What MLflow shows of one run: a training's or a night's.
 
-    Attributes:
-        run_name: of the run.
-        at: when the figures were made, seconds since the epoch. MLflow takes a metric with the same time and value
-            once, so the same page can be logged again.
-        params: settings of the run.
-        metrics: final values.
-        curves: metric → (step, value).
-        table: column → values.
-        page: Markdown, the run's description.
-        report: `report.json`.
-        figures: PNG files.
+    With the same `at`, a record can be logged again: MLflow takes a metric with the same time and value once.
     """
 
     run_name: str | None = None
-    at: float = field(default_factory=time.time)
+    at: float = field(default_factory=time.time)  # when the figures were made, seconds since the epoch
     params: Mapping[str, Any] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    curves: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
-    table: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    page: str = ""
-    report: Mapping[str, Any] | None = None
-    figures: Sequence[Path] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)  # final values
+    curves: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)  # metric → (step, value)
+    table: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # column → values
+    page: str = ""  # Markdown
+    report: Mapping[str, Any] | None = None  # `report.json`
+    figures: Sequence[Path] = ()  # PNG files
 
 
 @dataclass(frozen=True)
 class Submission(RunRecord):
     """A checkpoint to register, and what its version's page shows.
 
-    Attributes:
-        checkpoint_dir: what `Checkpoint.save` wrote; copied.
-        family: what the model is registered under: an ISA family, or a key like `felix-x86_64`.
-        device: the device the training was for.
-        tags: of the version and its run, for people; see `VersionFacts.to_tags`.
-        submission: names this registration for good: registered again under it, there is still one version.
-        feature_shape: (L, E) of an encoded program, the only one the served model accepts; None: what the checkpoint's
-            config.json says.
+    `submission` names this registration for good: registered again under it, there is still one version.
     """
 
-    checkpoint_dir: Path
-    family: str
-    device: str | None = None
-    tags: Mapping[str, str] = field(default_factory=dict)
+    checkpoint_dir: Path  # what `Checkpoint.save` wrote; copied
+    family: str  # what the model is registered under: an ISA family, or a key like `felix-x86_64`
+    device: str | None = None  # that the training was for
+    tags: Mapping[str, str] = field(default_factory=dict)  # of the version and its run (`VersionFacts.to_tags`)
     submission: str = field(default_factory=lambda: uuid.uuid4().hex)
-    feature_shape: tuple[int, int] | None = None
+    feature_shape: tuple[int, int] | None = None  # (L, E) the served model accepts; None: by the checkpoint's config
 
     def all_tags(self) -> dict[str, str]:
         """`tags` with the device and the main scores; four decimals, so that text sorts as numbers do."""
@@ -101,23 +81,14 @@ class Submission(RunRecord):
 
 @dataclass(frozen=True)
 class VersionFacts:
-    """What a version was trained on and how it was judged, as tags that a person reads.
+    """What a version was trained on and how it was judged, as tags that a person reads."""
 
-    Attributes:
-        samples: OK samples per device that were trained on; its keys are the heads.
-        strategy: training strategy, e.g. `joint`.
-        parent_version: version the training started from; None if from scratch.
-        gate_passed: verdict of the promotion gate; None before it has judged.
-        gate_reasons: why.
-        judged_against: version that the gate compared with; None: random choice.
-    """
-
-    samples: Mapping[str, int]
+    samples: Mapping[str, int]  # OK samples per device that were trained on; its keys are the heads
     strategy: str
-    parent_version: str | None = None
-    gate_passed: bool | None = None
+    parent_version: str | None = None  # the training started from it; None: from scratch
+    gate_passed: bool | None = None  # None before the gate has judged
     gate_reasons: tuple[str, ...] = ()
-    judged_against: int | None = None
+    judged_against: int | None = None  # the version that the gate compared with; None: random choice
 
     def to_tags(self) -> dict[str, str]:
         """Tags by the names `tlp model show` prints."""
@@ -136,45 +107,30 @@ class VersionFacts:
 
 @dataclass(frozen=True)
 class ModelVersion:
-    """One registered version.
+    """One registered version; `aliases` are those at the time of asking."""
 
-    Attributes:
-        model: registered model, e.g. `mtl-tlp-x86_64`.
-        version: 1, 2, …; never used again after a deletion.
-        aliases: aliases on it at the time of asking.
-        created_at: UTC.
-        run_id: MLflow run that registered it; None if made by hand.
-        tags: as registered, and verdicts since.
-        metrics: final values, e.g. `top1`, `top5`; empty in `list_versions`, where `tags` has the main ones.
-    """
-
-    model: str
-    version: int
+    model: str  # e.g. `mtl-tlp-x86_64`
+    version: int  # 1, 2, …; never used again after a deletion
     aliases: tuple[str, ...]
-    created_at: datetime
-    run_id: str | None
-    tags: Mapping[str, str]
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    created_at: datetime  # UTC
+    run_id: str | None  # MLflow run that registered it; None if made by hand
+    tags: Mapping[str, str]  # as registered, and verdicts since
+    metrics: Mapping[str, float] = field(default_factory=dict)  # empty in `list_versions`: `tags` has the main ones
 
     @property
     def rejected(self) -> bool:
-        """Whether a person (or a rollback) took it out of use: the pipeline may not make it champion."""
+        """Whether a person or a rollback took it out of use: the pipeline may not make it champion."""
         return REJECTED in self.tags
 
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """A version to work with, and its files on this machine.
-
-    Attributes:
-        alias: the alias that led to it; None if it was asked for by number.
-        checkpoint_dir: what was registered (read only; shared by all readers).
-    """
+    """A version to work with, and its files on this machine."""
 
     model: str
     version: int
-    alias: str | None
-    checkpoint_dir: Path
+    alias: str | None  # that led to it; None if it was asked for by number
+    checkpoint_dir: Path  # read only; shared by all readers
     tags: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -185,35 +141,26 @@ class ResolvedModel:
 
 @dataclass(frozen=True)
 class UsableVersion(Generic[T]):
-    """A version that was loaded.
-
-    Attributes:
-        version: its number.
-        loaded: what loading it gave.
-        fallback: why it is another one than the alias says, one sentence; None if it is the one.
-    """
+    """A version that was loaded."""
 
     version: int
     loaded: T
-    fallback: str | None = None
+    fallback: str | None = None  # why it is another version than the alias says; None if it is that one
 
 
 class ModelRegistry(ABC):
     """The registered models of a fleet.
 
-    A method raises `RegistryUnavailableError` if the registry does not answer, `RegistryError` for anything else that
-    the registry or its files do wrong, and `NotFoundError` for a model, version or alias that is not there.
+    Every method raises `RegistryUnavailableError` if the registry does not answer, `RegistryError` for anything else
+    that it or its files do wrong, and `NotFoundError` for a model, version or alias that is not there.
     """
 
     @abstractmethod
     def register(self, submission: Submission) -> int:
         """Keep a checkpoint as the next version and return its number; once per `Submission.submission`.
 
-        No alias is moved. A failure or a kill on the way leaves no version behind, and the next call with the same
-        submission continues.
-
-        Raises:
-            InvalidInputError: no such directory.
+        A failure or a kill leaves no version behind, and the next call with the same submission continues.
+        Raises InvalidInputError: no such directory.
         """
 
     @abstractmethod
@@ -222,11 +169,11 @@ class ModelRegistry(ABC):
 
     @abstractmethod
     def list_versions(self, family: str | None = None) -> list[ModelVersion]:
-        """All versions of the family's model (of every family if None), newest first; [] if there is no model."""
+        """All versions of a family (of every family if None), newest first; [] if there is no model."""
 
     @abstractmethod
     def show(self, family: str, version: int) -> ModelVersion:
-        """One version with its metrics. Raises NotFoundError."""
+        """One version with its metrics."""
 
     @abstractmethod
     def tag(self, family: str, version: int, key: str, value: str) -> None:
@@ -234,15 +181,11 @@ class ModelRegistry(ABC):
 
     @abstractmethod
     def resolve(self, family: str, device: str | None = None, ref: str | int = CHAMPION) -> ResolvedModel:
-        """The version to work with now, and its files.
+        """The version to work with now, and its files. Raises RegistryError: they are gone.
 
         Args:
             device: its pin `champion-<device>` wins over `champion`; ignored if `ref` is something else.
             ref: `champion`, another alias, or a version number (`3`, `"3"`, `"v3"`).
-
-        Raises:
-            NotFoundError: no such version; an alias that points nowhere.
-            RegistryError: its files are gone.
         """
 
     @abstractmethod
@@ -256,15 +199,8 @@ class ModelRegistry(ABC):
     def usable(self, family: str, device: str | None, load: Callable[[ResolvedModel], T]) -> UsableVersion[T]:
         """The version in force, loaded; if it cannot be, the first of `last_good` that can.
 
-        "Cannot be" is: deleted, an alias that points nowhere, files that are gone, `load` raising RegistryError.
-
-        Args:
-            device: its pin wins over `champion`.
-            load: makes of a version what the caller works with. Raises RegistryError.
-
-        Raises:
-            RegistryUnavailableError: the registry does not answer.
-            NotFoundError, RegistryError: why the version in force cannot be used; no earlier one can, either.
+        It cannot be if it was deleted, its alias points nowhere, its files are gone, or `load` raises RegistryError.
+        Raises why the version in force cannot be used, if no earlier one can, either.
         """
         tried: int | None = None
         try:
@@ -295,31 +231,22 @@ class ModelRegistry(ABC):
     ) -> ModelEvent | None:
         """Move an alias to a version and record the move; None if it is there already.
 
-        Moves that a person made meanwhile are recorded first. The pipeline does not promote a version tagged as
-        rejected for that alias; a person may, and that takes the tag off. A person's move to an older version tags
-        the version moved away from.
-
-        Raises:
-            NotFoundError: no such version.
-            InvalidInputError: rejected (`by` is the pipeline), or not an alias.
+        Moves that a person made meanwhile are recorded first. A person may promote a rejected version, which takes its
+        tag off; a person's move to an older version rejects the one moved away from.
+        Raises InvalidInputError: rejected for that alias and `by` is the pipeline, or not an alias.
         """
 
     @abstractmethod
     def promote_judged(
         self, family: str, version: int, *, reason: str, judged_against: int | None, parent: int | None
     ) -> bool:
-        """Move `champion` to a version that passed the gate, once, unless a person decided otherwise meanwhile.
+        """Move `champion` to a version that passed the gate; False if that was done before, whatever came since.
 
         Args:
             judged_against: where `champion` pointed when the gate judged; None: nowhere.
             parent: the version the training started from; None: from scratch.
 
-        Returns:
-            Whether it was moved now; False if it was before (whatever became of it since).
-
-        Raises:
-            NotFoundError: no such version.
-            InvalidInputError: `champion` points elsewhere by now, or the version or its parent was rejected.
+        Raises InvalidInputError: `champion` points elsewhere by now, or the version or its parent was rejected.
         """
 
     @abstractmethod
@@ -335,12 +262,10 @@ class ModelRegistry(ABC):
         """Move `champion` (with `device`: that device's pin) back and tag the version it was on as rejected.
 
         Args:
-            to: version to go to; None: the champion before, from the recorded moves, without those deleted or
-                rejected. After promoting 1, 2, 3, two rollbacks lead to 2 and then to 1.
+            to: version to go to; None: the champion before, by the recorded moves, that is there and not rejected.
+                After promoting 1, 2, 3, two rollbacks lead to 2 and then to 1.
 
-        Raises:
-            NotFoundError: there is nothing to go back to, or no version `to`.
-            InvalidInputError: `to` is where the alias is already.
+        Raises InvalidInputError: `to` is where the alias is already.
         """
 
     @abstractmethod
@@ -356,9 +281,5 @@ class ModelRegistry(ABC):
         return []
 
     def log_live(self, family: str, device: str, *, versions: Sequence[str] | None = None) -> int:
-        """Log the live quality of versions (all with rounds on the device if None) where the registry shows it.
-
-        Returns:
-            How many rounds were new to it.
-        """
+        """Log the live quality of versions (None: all with rounds on the device); how many rounds were new to it."""
         return 0

@@ -21,6 +21,14 @@ class Request(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    @property
+    def title(self) -> str:
+        """What its flow run is called."""
+        return self._title()
+
+    def _title(self) -> str:
+        raise NotImplementedError
+
 
 class MeasureRequest(Request):
     """Measure new programs on a device; see `tlp.pipeline`."""
@@ -30,9 +38,7 @@ class MeasureRequest(Request):
     sampler: str = Field("random", description="How programs are chosen, an entry of the sampler table.")
     networks: tuple[str, ...] | None = Field(None, description="Only subgraphs of these networks; None: of all.")
 
-    @property
-    def title(self) -> str:
-        """What its flow run is called."""
+    def _title(self) -> str:
         return f"measure {self.device}"
 
 
@@ -46,9 +52,7 @@ class BootstrapRequest(Request):
     networks: tuple[str, ...] | None = Field(None, description="Only subgraphs of these networks; None: of all.")
     until_flat: bool = Field(False, description="Stop when more samples would not make the model better.")
 
-    @property
-    def title(self) -> str:
-        """What its flow run is called."""
+    def _title(self) -> str:
         return f"bootstrap {self.device}"
 
 
@@ -62,9 +66,7 @@ class TrainRequest(Request):
     strategy: str | None = Field(None, description="An entry of the strategy table; None: `train_strategy`.")
     model: str = Field("mtl-tlp", description="Kind of model, an entry of the kind table.")
 
-    @property
-    def title(self) -> str:
-        """What its flow run is called."""
+    def _title(self) -> str:
         return f"retrain {self.device or 'what is due'}" + (", dry run" if self.dry_run else "")
 
 
@@ -82,9 +84,7 @@ class TuneRequest(Request):
     frozen: bool = Field(False, description="Do not let the device's head learn from this run's measurements.")
     until_flat: bool = Field(False, description="End early when the network gets no faster.")
 
-    @property
-    def title(self) -> str:
-        """What its flow run is called."""
+    def _title(self) -> str:
         return f"tune {self.network} on {self.device}"
 
 
@@ -95,7 +95,5 @@ class NightRequest(Request):
     trials: Count | None = Field(None, description="Programs in all; None: `tune_night_trials`.")
     dry_run: bool = Field(False, description="Only say what is due, and why.")
 
-    @property
-    def title(self) -> str:
-        """What its flow run is called."""
+    def _title(self) -> str:
         return "tuning night" + (f" of {self.device}" if self.device else "") + (", dry run" if self.dry_run else "")

@@ -11,12 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, ValidationError, field_validator
-from pydantic_settings import (
-    BaseSettings,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    TomlConfigSettingsSource,
-)
+from pydantic_settings import BaseSettings, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import PydanticBaseSettingsSource as Source
 
 from tlp.core.errors import InvalidInputError
 
@@ -36,86 +32,47 @@ class Settings(BaseSettings):
     store_lock_timeout_s: float = Field(60.0, gt=0, description="Longest wait for the store's lock, seconds.")
 
     # -- services
-    mlflow_uri: str | None = Field(
-        None, description="MLflow tracking and registry URI; default: a SQLite file under TLP_HOME."
-    )
+    mlflow_uri: str | None = Field(None, description="MLflow's tracking and registry URI; None: SQLite under TLP_HOME.")
     mlflow_port: int = Field(5000, ge=1, le=65535, description="Port of the MLflow server of `tlp up`.")
     prefect_port: int = Field(4200, ge=1, le=65535, description="Port of the Prefect server of `tlp up`.")
     bind_host: str = Field("127.0.0.1", description="Address the servers of `tlp up` listen on.")
 
     # -- devices and measuring
-    min_samples: int = Field(
-        500_000,
-        ge=1,
-        description="OK samples a new device needs before it is trained as a task (paper: 500K).",
-    )
+    min_samples: int = Field(500_000, ge=1, description="OK samples a device needs before it is trained as a task.")
     build_timeout_s: float = Field(30.0, gt=0, description="Longest time one program may take to compile, seconds.")
-    run_timeout_s: float = Field(
-        10.0, gt=0, description="Longest time one program may take to run, all repeats, seconds."
-    )
-    queue_timeout_s: float = Field(
-        600.0, gt=0, description="Longest wait for a free board, and for one that rebooted to come back, seconds."
-    )
-    upload_timeout_s: float = Field(
-        30.0, gt=0, description="Longest time to connect to a board and to send it one program, seconds."
-    )
-    device_max_losses: int = Field(
-        8, ge=1, description="Connections to a device lost in a row before it is quarantined."
-    )
-    probe_first_s: float = Field(
-        60.0,
-        gt=0,
-        description="Time until a quarantined device is probed first; doubles with every failed probe, seconds.",
-    )
+    run_timeout_s: float = Field(10.0, gt=0, description="Longest time a program may run, all repeats, seconds.")
+    queue_timeout_s: float = Field(600.0, gt=0, description="Longest wait for a busy or rebooting board, seconds.")
+    upload_timeout_s: float = Field(30.0, gt=0, description="Longest time to send a program to a board, seconds.")
+    device_max_losses: int = Field(8, ge=1, description="Connections lost in a row before a device is quarantined.")
+    probe_first_s: float = Field(60.0, gt=0, description="Wait before quarantine's first probe; then doubled, seconds.")
     probe_longest_s: float = Field(6 * 3600.0, gt=0, description="Longest time between two such probes, seconds.")
-    probe_patience_s: float = Field(
-        3600.0, ge=0, description="How long a measuring run waits for a lost device to come back, seconds."
-    )
-    check_every: int = Field(
-        50, ge=0, description="Every n-th program is checked against a reference of its workload; 0: none."
-    )
-    build_workers: int = Field(
-        0, ge=0, description="Processes that build for remote boards; 0: one per core, one core left free."
-    )
+    probe_patience_s: float = Field(3600.0, ge=0, description="How long measuring waits for a lost device, seconds.")
+    check_every: int = Field(50, ge=0, description="Every n-th program is checked against a reference; 0: none.")
+    build_workers: int = Field(0, ge=0, description="Processes that build for remote boards; 0: cores, less one.")
     measure_number: int = Field(1, ge=1, description="Runs averaged within one repeat (1: cache flush between runs).")
     measure_repeat: int = Field(3, ge=1, description="Repeats per program; all are stored.")
     measure_warmup: int = Field(1, ge=1, description="Runs of a program before its first repeat.")
-    measure_extra_repeats: int = Field(
-        3, ge=0, description="Most repeats added for a program whose repeats disagree by more than the next setting."
-    )
-    measure_max_dispersion: float = Field(
-        0.05, ge=0, description="Relative dispersion of a program's repeats, outliers left out, that is good enough."
-    )
+    measure_extra_repeats: int = Field(3, ge=0, description="Most repeats added for a program whose repeats disagree.")
+    measure_max_dispersion: float = Field(0.05, ge=0, description="Relative dispersion of repeats that is good enough.")
     measure_workers: int = Field(1, ge=1, description="Worker processes per local device.")
     measure_batch: int = Field(32, ge=1, description="Programs per batch; a batch is committed in one transaction.")
 
-    measure_landing: bool = Field(
-        False,
-        description="Hand measured batches in through TLP_HOME/landing instead of waiting for the store's lock.",
-    )
+    measure_landing: bool = Field(False, description="Hand batches in through TLP_HOME/landing: no store lock.")
     canary: bool = Field(True, description="Measure a fixed kernel before each batch to notice a machine that drifts.")
     canary_tolerance: float = Field(
         0.10, ge=0, description="Part of its reference latency the canary may be off by, besides its own dispersion."
     )
-    canary_dispersions: float = Field(
-        3.0, ge=0, description="Dispersions (relative, of the reference) the canary may be off by on top of that."
-    )
-    canary_max_dispersion: float = Field(
-        0.15, gt=0, description="Largest relative dispersion of canaries that may become a reference."
-    )
+    canary_dispersions: float = Field(3.0, ge=0, description="Dispersions of its reference it may be off by on top.")
+    canary_max_dispersion: float = Field(0.15, gt=0, description="Largest relative dispersion of a canary reference.")
 
     # -- live quality of a model
     live_accuracy_drop: float = Field(
         0.10, ge=0, lt=1, description="Fall of the live pair accuracy (0 to 1) that makes a retraining due."
     )
-    live_baseline_rounds: int = Field(
-        64, ge=2, description="First tuning rounds of a version on a device: what later ones are compared with."
-    )
+    live_baseline_rounds: int = Field(64, ge=2, description="First rounds of a version on a device: its baseline.")
     live_window_rounds: int = Field(32, ge=2, description="Newest tuning rounds that are compared with the first.")
     live_min_pairs: int = Field(300, ge=1, description="Pairs of programs either side needs before a fall is judged.")
-    live_tie_margin: float = Field(
-        0.05, ge=0, description="Programs whose latencies differ by less than this part are a tie and left out."
-    )
+    live_tie_margin: float = Field(0.05, ge=0, description="Relative difference of latencies that is still a tie.")
 
     # -- training
     seed: int = Field(0, ge=0, lt=1 << 31, description="Seed of samplers, training and bootstrap.")
@@ -123,15 +80,11 @@ class Settings(BaseSettings):
     torch_device: str = Field("cpu", description="torch device for training and scoring, e.g. cpu or cuda.")
     train_epochs: int = Field(16, ge=1, description="Passes over the snapshot in one training.")
     train_batch_groups: int = Field(8, ge=1, description="Workloads (lists of up to 64 programs) per optimiser step.")
-    train_learning_rate: float = Field(
-        2e-3, gt=0, description="Adam learning rate after warm-up; falls to 0 along a cosine (paper: 7e-4, constant)."
-    )
+    train_learning_rate: float = Field(2e-3, gt=0, description="Adam's peak; falls to 0 along a cosine (paper: 7e-4).")
     train_strategy: Literal["joint", "fine-tune", "replay", "distill"] = Field(
         "joint", description="How new samples enter a model that has a parent (docs/continual.md)."
     )
-    retrain_min_new_samples: int = Field(
-        20_000, ge=1, description="New OK samples on a serving device that make a retraining due."
-    )
+    retrain_min_new_samples: int = Field(20_000, ge=1, description="New OK samples of a device that make training due.")
 
     # -- gate
     gate_max_other_drop: float = Field(0.005, ge=0, description="Top-1 any other device may lose at promotion.")
@@ -141,39 +94,24 @@ class Settings(BaseSettings):
     registry_patience_s: float = Field(
         300.0,
         ge=0,
-        description="Longest wait of a training for an MLflow that does not answer, before its model is kept for the "
-        "next start, seconds.",
+        description="Longest wait for a silent MLflow before a model is kept for the next start, seconds.",
     )
 
     # -- tuning
     tune_trials: int = Field(640, ge=1, description="Programs measured in one tuning run, all tasks together.")
-    tune_remeasure: int = Field(
-        5, ge=0, description="Best programs of a tuning run that are measured again at its end; 0: none."
-    )
-    tune_remeasure_gap: float = Field(
-        0.10, gt=0, description="Part by which the two latencies of such a program may differ before it is flagged."
-    )
+    tune_remeasure: int = Field(5, ge=0, description="Best programs measured again at a tuning run's end; 0: none.")
+    tune_remeasure_gap: float = Field(0.10, gt=0, description="Relative gap of its two latencies that is flagged.")
     tune_batch: int = Field(10, ge=1, description="Programs measured per tuning round (paper: 10).")
-    tune_population: int = Field(
-        2048, ge=8, description="Programs per generation of the evolutionary search; TVM's own takes a quarter of it."
-    )
+    tune_population: int = Field(2048, ge=8, description="Programs per generation of a search; TVM's own: a quarter.")
     tune_generations: int = Field(4, ge=0, description="Generations of the evolutionary search per round.")
     tune_precision: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
         description="Of the scores a search breeds with; auto: bfloat16 where the CPU has instructions for it.",
     )
-    tune_flat_rounds: int = Field(
-        24, ge=1, description="Rounds of a scheduled tuning run without gain after which it stops."
-    )
-    tune_flat_gain: float = Field(
-        0.005, gt=0, lt=1, description="Part by which the network must get faster in those rounds to go on."
-    )
-    tune_night_trials: int = Field(
-        2560, ge=1, description="Programs a tuning night measures, all networks and devices together."
-    )
-    tune_night_s: float = Field(
-        4 * 3600.0, gt=0, description="Time after which a tuning night starts no further network, seconds."
-    )
+    tune_flat_rounds: int = Field(24, ge=1, description="Rounds without gain after which a scheduled tuning run stops.")
+    tune_flat_gain: float = Field(0.005, gt=0, lt=1, description="Part by which the network must get faster in those.")
+    tune_night_trials: int = Field(2560, ge=1, description="Programs a tuning night measures, over all networks.")
+    tune_night_s: float = Field(4 * 3600.0, gt=0, description="Time after which a night starts no network, seconds.")
 
     @field_validator("home")
     @classmethod
@@ -184,11 +122,11 @@ class Settings(BaseSettings):
     def settings_customise_sources(
         cls,
         settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        init_settings: Source,
+        env_settings: Source,
+        dotenv_settings: Source,
+        file_secret_settings: Source,
+    ) -> tuple[Source, ...]:
         """Constructor arguments, then the environment, then TLP_HOME/settings.toml."""
         toml = TomlConfigSettingsSource(settings_cls, toml_file=_home() / "settings.toml")
         return init_settings, env_settings, toml

@@ -3,7 +3,7 @@
 `Registry` implements `tlp.core.registry.ModelRegistry`; `kept` holds trained models that are not registered yet.
 """
 
-from tlp.core.registry import CHAMPION, REJECTED, ResolvedModel, UsableVersion, VersionFacts, pin_alias
+from tlp.core.registry import CHAMPION, pin_alias
 from tlp.registry.mlflow import ENVIRONMENT as MLFLOW_ENVIRONMENT
 from tlp.registry.mlflow import log_night
 from tlp.registry.moves import recorded_models
@@ -13,11 +13,7 @@ from tlp.registry.versions import family_of, find_champion, model_name
 __all__ = [
     "CHAMPION",
     "MLFLOW_ENVIRONMENT",
-    "REJECTED",
     "Registry",
-    "ResolvedModel",
-    "UsableVersion",
-    "VersionFacts",
     "family_of",
     "find_champion",
     "log_night",

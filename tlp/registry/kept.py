@@ -43,48 +43,28 @@ _ASIDE: Final = "."  # names that start with it are being written, taken away, o
 
 @dataclass(frozen=True)
 class Facts:
-    """What a training was for.
+    """What a training was for."""
 
-    Attributes:
-        key: what its model is registered under (`tlp.training.kinds.model_key`).
-        device: the device it was for.
-        language: schedule language of the model.
-        reason: why it was due.
-        parent: version it started from; None: from scratch.
-        at: when training ended, seconds since the epoch.
-        holdout: network → (workload → weight), what it must be judged on.
-        held_networks: `Holdout.networks`.
-        warnings: what a person should know, e.g. that the champion could not be loaded.
-    """
-
-    key: str
+    key: str  # what its model is registered under (`tlp.training.kinds.model_key`)
     device: str
-    language: str
-    reason: str
-    parent: int | None
-    at: float
-    holdout: Mapping[str, Mapping[str, int]]
-    held_networks: tuple[str, ...]
-    warnings: tuple[str, ...] = ()
+    language: str  # schedule language of the model
+    reason: str  # why it was due
+    parent: int | None  # version it started from; None: from scratch
+    at: float  # when training ended, seconds since the epoch
+    holdout: Mapping[str, Mapping[str, int]]  # network → (workload → weight), what it must be judged on
+    held_networks: tuple[str, ...]  # `Holdout.networks`
+    warnings: tuple[str, ...] = ()  # what a person should know, e.g. that the champion could not be loaded
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A verdict and what it was spoken against.
+    """A verdict and what it was spoken against."""
 
-    Attributes:
-        champion: version the candidate was compared with; None: random choice.
-        alias: where `champion` pointed then; another version than `champion` if that one could not be loaded.
-        gate: `GateVerdict.to_json`.
-        report: `EvaluationReport.to_json`.
-        metrics: figures for the registry.
-    """
-
-    champion: int | None
-    alias: int | None
-    gate: Mapping[str, Any]
-    report: Mapping[str, Any]
-    metrics: Mapping[str, float]
+    champion: int | None  # version the candidate was compared with; None: random choice
+    alias: int | None  # where `champion` pointed then; another version if that one could not be loaded
+    gate: Mapping[str, Any]  # `GateVerdict.to_json`
+    report: Mapping[str, Any]  # `EvaluationReport.to_json`
+    metrics: Mapping[str, float]  # for the registry
 
 
 @dataclass(frozen=True)
@@ -123,10 +103,6 @@ class KeptCandidate:
         except OSError as exc:
             raise _unwritable(self.folder, exc) from exc
 
-    def set_aside(self, why: str) -> None:
-        """Keep the files, but do not look at them again: they are damaged."""
-        _set_aside(self.folder, why)
-
     def drop(self) -> None:
         """Remove the folder: the model is registered and recorded."""
         aside = self.folder.with_name(f"{_ASIDE}done-{self.submission}")
@@ -162,7 +138,7 @@ def find(settings: Settings, key: str | None = None) -> list[KeptCandidate]:
                 raise ValueError("another format")
             candidates.append(KeptCandidate(folder, TypeAdapter(Facts).validate_python(value)))
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as exc:
-            _set_aside(folder, f"the kept model {folder} cannot be read ({exc})")
+            set_aside(folder, f"the kept model {folder} cannot be read ({exc})")
     chosen = (candidate for candidate in candidates if key in (None, candidate.facts.key))
     return sorted(chosen, key=lambda candidate: (candidate.facts.at, candidate.submission))
 
@@ -175,7 +151,8 @@ def names(settings: Settings) -> list[str]:
         return []
 
 
-def _set_aside(folder: Path, why: str) -> None:
+def set_aside(folder: Path, why: str) -> None:
+    """Keep the files of a damaged folder, but do not look at them again; `why` goes to the log."""
     aside = folder.with_name(f"{_ASIDE}damaged-{folder.name}-{uuid.uuid4().hex[:8]}")
     log.warning("%s; it is set aside as %s", why, aside)
     os.replace(folder, aside)  # noqa: PTH105

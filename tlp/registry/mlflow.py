@@ -93,8 +93,7 @@ def shown(uri: str) -> str:
     return uri.replace(f"{parts.username}:{parts.password}@", "***@") if parts.password else uri
 
 
-def is_http(uri: str) -> bool:
-    """Whether a server stands between us and the database."""
+def _is_http(uri: str) -> bool:
     return uri.startswith(("http://", "https://"))
 
 
@@ -104,10 +103,9 @@ def database_path(uri: str) -> Path | None:
 
 
 def open_client(settings: Settings) -> MlflowClient:
-    """A client on the URI in force; makes the SQLite file if that is what the URI names and it is not there.
+    """A client on the URI in force; makes the SQLite file if the URI names one that is not there.
 
-    Raises:
-        RegistryError: the file cannot be made, read or written, or is no MLflow database of this release.
+    Raises RegistryError: the file cannot be made, read or written, or is no MLflow database of this release.
     """
     mlflow = import_mlflow()
     uri = settings.mlflow_tracking_uri
@@ -160,11 +158,6 @@ def _is_passing(exc: BaseException) -> bool:
     return isinstance(exc, MlflowException) and bool(_NO_ANSWER.search(text) or "database is locked" in text)
 
 
-def error_code(exc: BaseException) -> str:
-    """MLflow's error code, e.g. `RESOURCE_DOES_NOT_EXIST`; "" if it has none."""
-    return str(getattr(exc, "error_code", ""))
-
-
 def none_if(codes: Collection[str], call: Callable[[], T]) -> T | None:
     """The call's result, or None if MLflow answers with one of the error codes, e.g. `MISSING`."""
     from mlflow.exceptions import MlflowException
@@ -172,7 +165,7 @@ def none_if(codes: Collection[str], call: Callable[[], T]) -> T | None:
     try:
         return retrying(call)
     except MlflowException as exc:
-        if error_code(exc) in codes:
+        if exc.error_code in codes:
             return None
         raise
 
@@ -181,14 +174,8 @@ def none_if(codes: Collection[str], call: Callable[[], T]) -> T | None:
 def map_mlflow_errors(doing: str, *, uri: str) -> Iterator[None]:
     """Turn what MLflow, its HTTP client and its database raise into our errors. The only place that does.
 
-    Args:
-        doing: what was being done, for the message: `promoting version 3 of mtl-tlp-x86_64`.
-        uri: where.
-
-    Raises:
-        RegistryUnavailableError: no answer.
-        NotFoundError: MLflow does not know the thing.
-        RegistryError: anything else.
+    `doing` is for the message: `promoting version 3 of mtl-tlp-x86_64`. Raises RegistryUnavailableError: no answer;
+    NotFoundError: MLflow does not know the thing; RegistryError: anything else.
     """
     import requests
     import sqlalchemy.exc
@@ -200,17 +187,11 @@ def map_mlflow_errors(doing: str, *, uri: str) -> Iterator[None]:
         raise
     except (requests.exceptions.ConnectionError, requests.exceptions.Timeout) as exc:
         raise _unavailable(doing, uri) from exc
-    except (
-        MlflowException,
-        requests.exceptions.RequestException,
-        sqlalchemy.exc.SQLAlchemyError,
-        sqlite3.Error,
-    ) as exc:
+    except (MlflowException, requests.RequestException, sqlalchemy.exc.SQLAlchemyError, sqlite3.Error) as exc:
         raise _translate(exc, doing, uri) from exc
     except filelock.Timeout as exc:
-        raise RegistryError(
-            f"{doing}: another process has held {exc.lock_file} for {_INIT_TIMEOUT_S:.0f} s", next_command="tlp status"
-        ) from exc
+        what = f"{doing}: another process has held {exc.lock_file} for {_INIT_TIMEOUT_S:.0f} s"
+        raise RegistryError(what, next_command="tlp status") from exc
     except OSError as exc:
         raise RegistryError(f"{doing}: {exc}", next_command="tlp doctor") from exc
 
@@ -225,9 +206,9 @@ def _unavailable(doing: str, uri: str) -> RegistryUnavailableError:
 def _translate(exc: Exception, doing: str, uri: str) -> TlpError:
     text = str(exc)
     line = next((line.strip()[:300] for line in text.splitlines() if line.strip()), "no reason given")
-    if error_code(exc) in MISSING:
+    if getattr(exc, "error_code", "") in MISSING:
         return NotFoundError(f"{doing}: {line}", next_command="tlp model list")
-    if is_http(uri) and _NO_ANSWER.search(text):
+    if _is_http(uri) and _NO_ANSWER.search(text):
         return _unavailable(doing, uri)
     if "out-of-date database schema" in text:
         return RegistryError(
@@ -248,7 +229,7 @@ def tag_text(value: Any) -> str:
 
 def ensure_experiment(client: MlflowClient, settings: Settings, name: str = EXPERIMENT) -> str:
     """The id of an experiment, made if it is not there; its files lie under TLP_HOME unless a server keeps them."""
-    artifacts = None if is_http(settings.mlflow_tracking_uri) else (settings.mlflow_dir / "artifacts").as_uri()
+    artifacts = None if _is_http(settings.mlflow_tracking_uri) else (settings.mlflow_dir / "artifacts").as_uri()
     experiment = retrying(lambda: client.get_experiment_by_name(name))
     if experiment is None:
         none_if(EXISTS, lambda: client.create_experiment(name, artifact_location=artifacts))
@@ -262,8 +243,7 @@ def mlflow_run(
 ) -> Iterator[str]:
     """A run for the length of the body, yielded by its id: FINISHED after it, FAILED if it raises.
 
-    Args:
-        submission: names what the run is for; a run that an earlier try left under the same name is taken up.
+    A run that an earlier try left under the same `submission` is taken up.
     """
     tags = {OWNER_TAG: canonical_json(processes.identity()), "tlp.version": tlp.__version__}
     earlier = []
@@ -343,9 +323,7 @@ def close_stale(client: MlflowClient, experiment_id: str) -> list[str]:
 def log_night(settings: Settings, record: RunRecord) -> str:
     """Write a tuning night's run and return its id; closes runs of nights that were killed while they wrote theirs.
 
-    Raises:
-        RegistryUnavailableError: MLflow does not answer.
-        RegistryError: anything else that MLflow or its files do wrong.
+    Raises RegistryUnavailableError: MLflow does not answer; RegistryError: anything else it or its files do wrong.
     """
     client = open_client(settings)
     with map_mlflow_errors("logging the tuning night", uri=settings.mlflow_tracking_uri):
@@ -359,11 +337,8 @@ def log_night(settings: Settings, record: RunRecord) -> str:
 def ask_server(url: str, prefixes: Sequence[str], timeout_s: float = 1.5) -> dict[str, tuple[int, dict[str, str]]]:
     """Model → (number of versions, alias → version) from a server's REST API, without importing mlflow.
 
-    Args:
-        prefixes: what the names of our models begin with.
-
-    Raises:
-        httpx.HTTPError, KeyError, ValueError: no answer, or none of MLflow's.
+    `prefixes`: what the names of our models begin with. Raises httpx.HTTPError, KeyError or ValueError: no answer, or
+    none of MLflow's.
     """
     models = {}
     with httpx.Client(timeout=timeout_s, base_url=f"{url.rstrip('/')}/api/2.0/mlflow") as client:

@@ -27,10 +27,8 @@ def check_alias(alias: str) -> str:
     """Return `alias` if MLflow takes it. Raises InvalidInputError."""
     if ALIAS_PATTERN.fullmatch(alias):
         return alias
-    raise InvalidInputError(
-        f"{alias!r} cannot be an alias: letters, digits, - and _ only, not 'latest' and not 'v' with a number",
-        next_command="tlp model list",
-    )
+    what = f"{alias!r} cannot be an alias: letters, digits, - and _ only, not 'latest' and not 'v' with a number"
+    raise InvalidInputError(what, next_command="tlp model list")
 
 
 # -- what the history says ------------------------------------------------------------------------------------
@@ -62,10 +60,7 @@ def champion_stack(events: Iterable[ModelEvent]) -> list[int]:
 def last_good(events: Sequence[ModelEvent], versions: Iterable[ModelVersion], device: str | None) -> list[int]:
     """Versions to fall back to, best first: where the device's pin was, then where `champion` was, newest first.
 
-    Args:
-        events: recorded moves of the model, oldest first.
-        versions: the registered ones; a rejected one is never fallen back to.
-        device: whose pin counts; None: none.
+    `events`: recorded moves of the model, oldest first. Only `versions` that are not rejected count.
     """
     aliases = [CHAMPION] if device is None else [pin_alias(device), CHAMPION]
     barred = {REJECTED, *map(rejected_tag, aliases)}
@@ -86,16 +81,12 @@ def previous(
     *,
     scope: str = "",
 ) -> int:
-    """The version a rollback of `alias` goes to.
+    """The version a rollback of `alias` goes to. Raises NotFoundError: there is none that was not rejected.
 
     Args:
         current: where the alias is; None: nowhere.
         events: recorded moves of the model, oldest first.
-        versions: the registered ones.
         scope: options that say on the command line which alias of which model is meant.
-
-    Raises:
-        NotFoundError: there is none that was not rejected.
     """
     earlier = [v for v in reversed(champion_stack(e for e in events if e.alias == alias)) if v != current]
     if alias != CHAMPION:  # behind a device's own pins lies what it used before it was pinned
@@ -151,23 +142,18 @@ def check_judged(
     parent: int | None,
     is_rejected: Callable[[int], bool],
 ) -> None:
-    """Raises InvalidInputError: a person decided otherwise since the gate judged; see `ModelRegistry.promote_judged`.
-
-    Args:
-        now: where `champion` points; None: nowhere.
-        is_rejected: whether a version was.
-    """
+    """Raises InvalidInputError: a person decided otherwise since the gate judged. `now`: where `champion` points."""
     if now != judged_against:
-        raise InvalidInputError(
-            f"version {version} of {model} was judged when champion was {_named(judged_against)}, and it is "
-            f"{_named(now)} by now: the next training is judged against that",
-            next_command=f"tlp model promote {version}",
+        problem = (
+            f"judged when champion was {_named(judged_against)}, and it is {_named(now)} by now: "
+            "the next training is judged against that"
         )
-    if parent is not None and is_rejected(parent):
-        raise InvalidInputError(
-            f"version {version} of {model} was trained from version {parent}, which was rejected meanwhile",
-            next_command=f"tlp model promote {version}",
-        )
+    elif parent is not None and is_rejected(parent):
+        problem = f"trained from version {parent}, which was rejected meanwhile"
+    else:
+        return
+    what = f"version {version} of {model} was {problem}"
+    raise InvalidInputError(what, next_command=f"tlp model promote {version}")
 
 
 # -- moving ---------------------------------------------------------------------------------------------------
@@ -267,7 +253,7 @@ class Mover(Reader):
         return previous(model, alias, current, events, self.versions(model), scope=scope)
 
     def reconcile(self, model: str) -> list[ModelEvent]:
-        """Record the moves of the model's aliases that have no record; see `Registry.reconcile`."""
+        """Record the moves of the model's aliases that have no record and return the records."""
         registered = self.registered(model)
         if registered is None:
             return []
@@ -305,9 +291,8 @@ class Mover(Reader):
                 continue
             at = datetime.fromisoformat(intent["at"])
             if all(event.at != at for event in events):  # else recorded; it came here again by somebody else's hand
-                return ModelEvent(
-                    at, model, alias, _text(intent["from"]), _text(now), Actor(intent["by"]), intent["reason"]
-                )
+                source, by = _text(intent["from"]), Actor(intent["by"])
+                return ModelEvent(at, model, alias, source, _text(now), by, intent["reason"])
         return None
 
 

@@ -31,13 +31,9 @@ _LOCK_TIMEOUT_S: Final = 60.0
 
 
 class Registry(ModelRegistry):
-    """The registered models of this installation, in MLflow.
+    """The registered models of this installation, in MLflow, which is opened at the first call.
 
-    Instances may be used from any thread. MLflow is opened at the first call, so making one costs nothing.
-
-    Args:
-        settings: `mlflow_tracking_uri` says where; everything local lies under `home`.
-        store: where alias moves are recorded; opened from `settings` when it is first needed if None.
+    Instances may be used from any thread. `store` records the alias moves; None: opened when it is first needed.
     """
 
     def __init__(self, settings: Settings, store: MeasurementStore | None = None) -> None:
@@ -52,28 +48,27 @@ class Registry(ModelRegistry):
 
     # -- versions ---------------------------------------------------------------------------------------------
     def register(self, submission: Submission) -> int:
-        """See `ModelRegistry.register`."""
+        """Keep a checkpoint as the next version and return its number; once per submission."""
         if not submission.checkpoint_dir.is_dir():
-            raise InvalidInputError(
-                f"{submission.checkpoint_dir} is not a checkpoint directory", next_command="tlp train"
-            )
+            what = f"{submission.checkpoint_dir} is not a checkpoint directory"
+            raise InvalidInputError(what, next_command="tlp train")
         with self._mapped(f"registering a version of {model_name(submission.family)}"):
             return versions.register_version(self._client, self._experiment_id(), submission)
 
     def find_submission(self, family: str, submission: str) -> int | None:
-        """See `ModelRegistry.find_submission`."""
+        """The version that a submission became; None if it became none."""
         model = model_name(family)
         with self._mapped(f"looking for submission {submission} of {model}"):
             return versions.find_version(self._client, self._experiment_id(), model, submission)
 
     def list_versions(self, family: str | None = None) -> list[ModelVersion]:
-        """See `ModelRegistry.list_versions`."""
+        """All versions, newest first within each model."""
         with self._mapped("listing model versions"):
             models = self._read.models() if family is None else [model_name(family)]
             return [version for model in models for version in self._read.versions(model)]
 
     def show(self, family: str, version: int) -> ModelVersion:
-        """One version with its metrics. Raises NotFoundError naming the versions there are."""
+        """One version with its metrics. Raises NotFoundError, which names the versions there are."""
         model = model_name(family)
         with self._mapped(f"reading version {version} of {model}"):
             row = self._read.get(model, version)
@@ -88,7 +83,7 @@ class Registry(ModelRegistry):
             self._mover().tag(model, version, key, door.tag_text(value))
 
     def resolve(self, family: str, device: str | None = None, ref: str | int = CHAMPION) -> ResolvedModel:
-        """See `ModelRegistry.resolve`."""
+        """The version to work with now, and its files."""
         model = model_name(family)
         number = _VERSION.fullmatch(str(ref))
         with self._mapped(f"resolving {ref} of {model}"):
@@ -104,7 +99,7 @@ class Registry(ModelRegistry):
             return self._read.aliases(model).get(CHAMPION)
 
     def last_good(self, family: str, device: str | None) -> list[int]:
-        """See `ModelRegistry.last_good`."""
+        """Versions to fall back to, best first."""
         model = model_name(family)
         with self._mapped(f"looking for the last good version of {model}"):
             with suppress(BusyError), self._moving(family):
@@ -124,7 +119,7 @@ class Registry(ModelRegistry):
     def promote(
         self, family: str, version: int, *, reason: str, by: Actor = Actor.PIPELINE, alias: str = CHAMPION
     ) -> ModelEvent | None:
-        """See `ModelRegistry.promote`."""
+        """Move an alias to a version and record the move; None if it is there already."""
         model = model_name(family)
         moves.check_alias(alias)
         with self._mapped(f"promoting version {version} of {model}"), self._moving(family):
@@ -135,14 +130,13 @@ class Registry(ModelRegistry):
     def promote_judged(
         self, family: str, version: int, *, reason: str, judged_against: int | None, parent: int | None
     ) -> bool:
-        """See `ModelRegistry.promote_judged`."""
+        """Move `champion` to a version that passed the gate; False if that was done before."""
         model = model_name(family)
         with self._mapped(f"promoting version {version} of {model}"), self._moving(family):
             mover = self._mover()
             mover.reconcile(model)
-            if any(
-                event.to_version == str(version) for event in self._events.model_events(model=model, alias=CHAMPION)
-            ):
+            moved_to = {event.to_version for event in self._events.model_events(model=model, alias=CHAMPION)}
+            if str(version) in moved_to:
                 return False
             now = self._read.aliases(model).get(CHAMPION)
             moves.check_judged(model, version, now, judged_against, parent, lambda v: mover.is_rejected(model, v))
@@ -157,7 +151,7 @@ class Registry(ModelRegistry):
         reason: str = "rolled back",
         by: Actor = Actor.PERSON,
     ) -> ModelEvent:
-        """See `ModelRegistry.rollback`."""
+        """Move an alias back and tag the version it was on as rejected."""
         model = model_name(family)
         alias = CHAMPION if device is None else pin_alias(device)
         with self._mapped(f"rolling back {alias} of {model}"), self._moving(family):
@@ -167,9 +161,8 @@ class Registry(ModelRegistry):
             current = aliases.get(alias, aliases.get(CHAMPION))
             target = mover.previous(model, alias, current) if to is None else to
             if target == current:
-                raise InvalidInputError(
-                    f"{alias} of {model} is version {current} already", next_command="tlp model list"
-                )
+                what = f"{alias} of {model} is version {current} already"
+                raise InvalidInputError(what, next_command="tlp model list")
             return mover.move_back(model, alias, target, from_version=current, reason=reason, by=by)
 
     def history(self, family: str | None = None) -> list[ModelEvent]:
@@ -179,9 +172,8 @@ class Registry(ModelRegistry):
     def reconcile(self) -> list[ModelEvent]:
         """Record every alias move that has no record and return the new records.
 
-        A move that we had announced (`promote` was killed before it could record it) is recorded as ours, any other
-        as a person's; the version a person moved back from is tagged as rejected, and one a person moved on to is no
-        longer rejected. Call this before a champion is used or a promotion is decided.
+        A move that we announced and could not record is recorded as ours, any other as a person's, which is a verdict:
+        the version moved back from is rejected, one moved on to is no longer.
         """
         events = []
         with self._mapped("reconciling aliases"):
@@ -197,14 +189,10 @@ class Registry(ModelRegistry):
             return door.close_stale(self._client, self._experiment_id())
 
     def log_live(self, family: str, device: str, *, versions: Sequence[str] | None = None) -> int:
-        """Log the live quality of versions (all with rounds on the device if None) to the runs that made them.
+        """Log the live quality of versions to the runs that made them; how many rounds were new to MLflow.
 
-        The store is the record; MLflow gets what it does not have yet: metrics `live/DEVICE/pair_accuracy`,
-        `…/best_of_K`, `…/canary_off` and `…/rounds`, one step per round, with the time of the round. The newest value
-        of `rounds` says how many are there, so a run that was killed, or had no MLflow, is caught up by the next.
-
-        Returns:
-            How many rounds were new to MLflow. Versions that are no longer registered are left out.
+        Metrics `live/DEVICE/pair_accuracy`, `…/best_of_K`, `…/canary_off` and `…/rounds`, one step per round, with its
+        time. The newest value of `rounds` says how many MLflow has: what a killed run left out, the next one logs.
         """
         rounds: dict[str, list[RoundQuality]] = {}
         for row in self._events.round_qualities(device=device):
@@ -271,8 +259,7 @@ class Registry(ModelRegistry):
 def models_at(store: MeasurementStore, server: str | None) -> tuple[list[dict[str, Any]], str | None]:
     """The models in the shape of `moves.model_row`, and a warning or None; does not import mlflow.
 
-    Args:
-        server: MLflow's address; None: no server is up, and the recorded history says where the aliases are.
+    Without a `server` (MLflow's address), the recorded history says where the aliases are.
     """
     if server is None:
         return moves.recorded_models(store), None

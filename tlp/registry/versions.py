@@ -23,19 +23,8 @@ from tlp.core.errors import NotFoundError, RegistryError
 from tlp.core.faults import reached
 from tlp.core.registry import CHAMPION, ModelRegistry, ModelVersion, Submission, UsableVersion, pin_alias
 from tlp.model.kinds import KINDS, MTL_TLP, kind_of, load_model
-from tlp.registry.mlflow import (
-    EXISTS,
-    MISSING,
-    SUBMISSION_TAG,
-    import_mlflow,
-    log_metrics,
-    log_record,
-    metric,
-    mlflow_run,
-    none_if,
-    retrying,
-    tag_text,
-)
+from tlp.registry import mlflow as door
+from tlp.registry.mlflow import EXISTS, MISSING, SUBMISSION_TAG, mlflow_run, none_if, retrying
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -64,12 +53,8 @@ def family_of(model: str) -> str:
 def find_champion(registry: ModelRegistry, family: str) -> UsableVersion[Any] | None:
     """The version to start from and to compare with, `loaded` as a model of its kind; None if there is none.
 
-    If the champion was deleted, its alias points nowhere or its files are gone or damaged, it is the last good version,
-    with a warning in the log.
-
-    Raises:
-        ModelFormatError: no version can be read by this release.
-        RegistryError: the registry is at fault.
+    If the champion cannot be used, it is the last good version, with a warning in the log (`ModelRegistry.usable`).
+    Raises ModelFormatError: this release can read no version.
     """
     try:
         champion = registry.usable(family, None, lambda resolved: load_model(resolved.checkpoint_dir))
@@ -163,11 +148,7 @@ def _version(row: Any, aliases: Mapping[str, int]) -> ModelVersion:
 
 # -- files: in place if they lie on this machine, else a copy in the cache ------------------------------------
 def checkpoint_dir(client: MlflowClient, settings: Settings, model: str, version: int) -> Path:
-    """The checkpoint directory of a version.
-
-    Raises:
-        RegistryError: the files are gone (or the version is not one of ours).
-    """
+    """The checkpoint directory of a version. Raises RegistryError: the files are gone, or are not ours."""
     uri = str(retrying(lambda: client.get_model_version_download_uri(model, str(version))))
     parts = urlsplit(uri)
     if parts.scheme in ("", "file"):
@@ -176,21 +157,18 @@ def checkpoint_dir(client: MlflowClient, settings: Settings, model: str, version
         files = _downloaded(settings, uri, model, version)
     folder = files / "artifacts" / CHECKPOINT
     if not folder.is_dir():
+        where = "its files were deleted, or lie on another machine"
         raise RegistryError(
-            f"version {version} of {model} has no checkpoint at {folder}: its files were deleted, or lie on another "
-            "machine",
-            next_command="tlp model list",
+            f"version {version} of {model} has no checkpoint at {folder}: {where}", next_command="tlp model list"
         )
     return folder
 
 
 def _moved(path: Path, settings: Settings) -> Path:
     """Where a path of MLflow's rows lies now: they are absolute, and TLP_HOME may have been moved since."""
-    if path.exists():
-        return path
     tail = "/".join(path.parts).rpartition(f"/{settings.mlflow_dir.name}/artifacts/")[2]
     moved = settings.mlflow_dir / "artifacts" / tail
-    return moved if moved.exists() else path
+    return moved if not path.exists() and moved.exists() else path
 
 
 def _downloaded(settings: Settings, uri: str, model: str, version: int) -> Path:
@@ -202,7 +180,7 @@ def _downloaded(settings: Settings, uri: str, model: str, version: int) -> Path:
     final.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=final.parent))
     try:
-        download = import_mlflow().artifacts.download_artifacts
+        download = door.import_mlflow().artifacts.download_artifacts
         files = Path(download(artifact_uri=uri, dst_path=str(partial), tracking_uri=tracking))
         try:
             os.replace(files, final)  # noqa: PTH105  # Path.replace says nothing about directories
@@ -234,9 +212,9 @@ def register_version(client: MlflowClient, experiment_id: str, what: Submission)
 
 
 def _register(client: MlflowClient, experiment_id: str, run_id: str, what: Submission) -> int:
-    tags = {key: tag_text(value) for key, value in what.all_tags().items()}
+    tags = {key: door.tag_text(value) for key, value in what.all_tags().items()}
     reached("run-opened")
-    log_record(client, run_id, what, tags, "gate.md", "gate.json")
+    door.log_record(client, run_id, what, tags, "gate.md", "gate.json")
     reached("logged")
     model = _log_model(client, experiment_id, run_id, what, tags)
     reached("uploaded")
@@ -252,8 +230,8 @@ def find_version(client: MlflowClient, experiment_id: str, model: str, submissio
     name = submission.replace("'", "")
     query = f"tags.`{SUBMISSION_TAG}` = '{name}'"
     for run in retrying(lambda: client.search_runs([experiment_id], query, ViewType.ALL)):  # deleted ones, too
-        of_run = f"name = '{model}' and run_id = '{run.info.run_id}'"
-        if rows := retrying(lambda of_run=of_run: client.search_model_versions(of_run)):  # type: ignore[misc]
+        made_by = f"name = '{model}' and run_id = '{run.info.run_id}'"
+        if rows := retrying(lambda made_by=made_by: client.search_model_versions(made_by)):  # type: ignore[misc]
             return int(rows[0].version)
     return None
 
@@ -280,8 +258,8 @@ def _log_model(
         client.log_model_artifacts(model_id, str(Path(folder) / _MODEL))
     client.log_outputs(run_id, [LoggedModelOutput(model_id, 0)])
     at = int(what.at * 1000)  # shown on the model's page
-    metrics = [metric(key, value, at, model_id=model_id, run_id=run_id) for key, value in what.metrics.items()]
-    log_metrics(client, run_id, metrics)
+    metrics = [door.metric(key, value, at, model_id=model_id, run_id=run_id) for key, value in what.metrics.items()]
+    door.log_metrics(client, run_id, metrics)
     client.finalize_logged_model(model_id, "READY")
     return model
 
@@ -289,7 +267,7 @@ def _log_model(
 def _save_pyfunc(folder: Path, what: Submission) -> None:
     import numpy as np
 
-    pyfunc = import_mlflow("mlflow.pyfunc")
+    pyfunc = door.import_mlflow("mlflow.pyfunc")
     from mlflow.models import ModelSignature
     from mlflow.types.schema import DataType, ParamSchema, ParamSpec, Schema, TensorSpec
 

@@ -199,9 +199,10 @@ def submit_kept(fleet: Fleet, key: str | None = None) -> list[RetrainResult]:
         except BusyError:
             continue
         except ModelFormatError as exc:
-            candidate.set_aside(exc.message)
+            keeping.set_aside(candidate.folder, exc.message)
         except (AttributeError, KeyError, TypeError, ValueError) as exc:  # files of an older release, or edited
-            candidate.set_aside(f"the kept model {candidate.folder} cannot be used ({type(exc).__name__}: {exc})")
+            why = f"the kept model {candidate.folder} cannot be used ({type(exc).__name__}: {exc})"
+            keeping.set_aside(candidate.folder, why)
         except RegistryError as exc:
             log.warning("%s", exc.message)
     return results

@@ -10,11 +10,11 @@ from storage import Actor, DeviceState, MeasurementStore, ReasonCode, RunKind, R
 from tests.fleets import fleet_of
 from tests.tlp.pipeline import night_fleet
 from tlp.core import processes as _process
-from tlp.core.registry import Submission
+from tlp.core.registry import Submission, VersionFacts
 from tlp.core.requests import NightRequest
 from tlp.core.settings import Settings
 from tlp.pipeline.night import Decided, Night, Pair, decide, plan
-from tlp.registry import Registry, VersionFacts
+from tlp.registry import Registry
 
 GOAL = int(night_fleet.ENVIRONMENT["TLP_TUNE_TRIALS"])
 GONE = {**_process.identity(), "pid": 1 << 22}  # larger than any pid there is

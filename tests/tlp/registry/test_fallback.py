@@ -13,9 +13,9 @@ import pytest
 from storage import DuckDBStore
 from tests.tlp.registry.helpers import FAMILY, MODEL, add_versions, client_of
 from tlp.core.errors import InvalidInputError, ModelFormatError, NotFoundError, RegistryError, RegistryUnavailableError
-from tlp.core.registry import Submission
+from tlp.core.registry import ResolvedModel, Submission
 from tlp.core.settings import Settings
-from tlp.registry import Registry, ResolvedModel
+from tlp.registry import Registry
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import pytest
 from storage import Actor, DuckDBStore
 from tests.tlp.registry.helpers import FAMILY, MODEL, add_versions, client_of, run_python
 from tlp.core.errors import InvalidInputError, NotFoundError, RegistryError, RegistryUnavailableError
-from tlp.core.registry import RunRecord, Submission
+from tlp.core.registry import RunRecord, Submission, VersionFacts
 from tlp.core.settings import Settings
-from tlp.registry import Registry, VersionFacts
+from tlp.registry import Registry
 from tlp.registry.mlflow import OWNER_TAG, mlflow_run
 
 

@@ -18,13 +18,13 @@ from tests.tuning import FixedScorerProvider
 from tlp.core.errors import RegistryUnavailableError
 from tlp.core.fleet import Fleet
 from tlp.core.processes import held_signals
+from tlp.core.registry import ResolvedModel, UsableVersion
 from tlp.core.settings import Settings
 from tlp.language.vocabulary import Vocabulary
 from tlp.model.checkpoint import Checkpoint, Manifest
 from tlp.model.config import TLPConfig
 from tlp.model.network import MTLTLP
 from tlp.programs.space import DesignSpace
-from tlp.registry import ResolvedModel, UsableVersion
 from tlp.search.cost_model import Degraded, Scorer, ScoreScale, TLPCostModel, TraceReader
 from tlp.search.providers import InForce, open_provider
 
