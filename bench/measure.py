@@ -48,8 +48,8 @@ def sample(count: int, target: dict[str, Any]) -> list[Any]:
 
 def ours(candidates: list[Any], target: dict[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
     """Median seconds by program id, and where the time went."""
+    from tlp.measure.contract import Limits
     from tlp.measure.local import LocalRunner
-    from tlp.measure.pool import Limits
 
     build_s = run_s = 0.0
     latency: dict[str, float] = {}

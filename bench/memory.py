@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from tlp.measure import MeasureInput
+from tlp.measure.contract import Limits
 from tlp.measure.local import LocalRunner
-from tlp.measure.pool import RECYCLE_AFTER, Limits
+from tlp.measure.pool import RECYCLE_AFTER
 
 FIRST = 200
 WINDOW = 20  # a figure is the median of this many readings: a worker that was just replaced is smaller
@@ -80,21 +81,22 @@ def main() -> None:
     def at(name: str, end: int) -> float:
         return statistics.median(series[name][max(0, end - WINDOW) : end]) / MIB
 
-    first, last = (at("own", n) + at("worker", n) for n in (FIRST, options.builds))
+    start = min(FIRST, options.builds)
+    first, last = (at("own", n) + at("worker", n) for n in (start, options.builds))
+    both = [own + worker for own, worker in zip(series["own"], series["worker"], strict=True)]
     report = {
         "builds": options.builds,
         "recycle_after": RECYCLE_AFTER,
-        "mib": {name: {str(n): at(name, n) for n in (FIRST, options.builds)} for name in series},
+        "mib": {name: {str(n): at(name, n) for n in (start, options.builds)} for name in series},
         "growth": last / first - 1.0,
-        "peak_growth": max(map(sum, zip(series["own"][FIRST:], series["worker"][FIRST:], strict=True))) / MIB / first
-        - 1,
+        "peak_growth": max(both[start - 1 :]) / MIB / first - 1.0,
         "seconds": time.monotonic() - started,
     }
     if options.json:
         json.dump(report, sys.stdout)
     else:
         print(
-            f"from build {FIRST} to {options.builds}: {report['growth']:+.1%} "
+            f"from build {start} to {options.builds}: {report['growth']:+.1%} "
             f"(peak between them {report['peak_growth']:+.1%}), limit 10%"
         )
 

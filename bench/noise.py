@@ -56,8 +56,8 @@ def core_times(core: int) -> dict[str, float]:
 def measure_all(candidates: list[Any], target: dict[str, Any], core: int, rounds: int) -> dict[str, Any]:
     """Latency of every program in every round, what it cost, and what else the core did."""
     from tlp.core.settings import Settings
+    from tlp.measure.contract import Limits
     from tlp.measure.local import LocalRunner
-    from tlp.measure.pool import Limits
     from tlp.measure.worker import dispersion, kept
 
     settings = Settings()

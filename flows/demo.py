@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Any
 
 from prefect import flow
@@ -48,7 +49,7 @@ def choose_tuning(fleet: Fleet, plan: DemoPlan, trained: dict[str, Any]) -> Tune
 @_prefect.step()
 def compile_and_check(fleet: Fleet, plan: DemoPlan) -> dict[str, Any]:
     """Compile the tuned network, compare it with torch, measure it tuned and untuned."""
-    return deploy.best(fleet, network=plan.tuned_network, device=plan.device, on_progress=say).to_json()
+    return asdict(deploy.best(fleet, network=plan.tuned_network, device=plan.device, on_progress=say))
 
 
 @_prefect.step()

@@ -10,9 +10,9 @@ from storage import MeasurementState
 from tests.boards import Boards
 from tests.runners import Ending, RunnerContract, tiny_program
 from tlp.measure import MeasureInput, Runner
+from tlp.measure.contract import Limits
 from tlp.measure.fake import FakeRunner
 from tlp.measure.local import LocalRunner
-from tlp.measure.pool import Limits
 from tlp.measure.rpc import RpcRunner
 
 

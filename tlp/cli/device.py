@@ -53,7 +53,7 @@ def enroll_device(
     (tracker, key, free server, kernel compiled, uploaded, run, result) and the step that fails is named; several boards
     of one key are one device and measure in parallel.
     """
-    from tlp.measure import enroll, enroll_rpc
+    from tlp.measure import enroll
     from tlp.measure.endpoint import RpcEndpoint
 
     if (tracker is None) != (key is None) or (cc is not None and tracker is None):
@@ -64,7 +64,7 @@ def enroll_device(
     fleet = open_all()
     given: dict[str, Any] = {"target": target, "min_samples": min_samples}
     if tracker is not None and key is not None:
-        enroll_rpc.enroll_rpc(fleet, name, RpcEndpoint(tracker=tracker, key=key, cc=cc), **given)
+        enroll.enroll_rpc(fleet, name, RpcEndpoint(tracker=tracker, key=key, cc=cc), **given)
     else:
         enroll.enroll(fleet, name, **given)
     return _shown(fleet, name, f"next: tlp measure {name} --samples 100")

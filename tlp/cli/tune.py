@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -97,5 +98,5 @@ def best(
 
     fleet = open_all()
     fleet.store.get_device(device)
-    report = deploy.best(fleet, network=network, device=device, out=out, on_progress=say).to_json()
+    report = asdict(deploy.best(fleet, network=network, device=device, out=out, on_progress=say))
     return Output(report, lambda: work.best_report(report))

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
@@ -84,6 +86,14 @@ def session_of(leader_pid: int) -> list[psutil.Process]:
             if os.getsid(process.pid) == leader_pid and process.pid != leader_pid:
                 members.setdefault(process.pid, process)
     return list(members.values())
+
+
+def clear_leftovers(folder: Path, prefix: str) -> None:
+    """Remove the folders `PREFIX<pid>-…` in `folder` that killed processes left; those of living ones stay."""
+    for left in folder.glob(f"{prefix}*-*"):
+        pid = left.name.removeprefix(prefix).partition("-")[0]
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def stop(processes: list[psutil.Process], grace_s: float) -> None:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 Array = NDArray[Any]
-
 TIMEOUT_S: Final = 300.0
 REPEAT: Final = 20  # runs per network and turn, as far as the time goes
 BUDGET_S: Final = 12.0
@@ -35,12 +34,7 @@ TOLERANCE: Final = 1e-3  # of the largest reference value: float32, summed in an
 
 @dataclass(frozen=True)
 class NetworkRun:
-    """One compiled network.
-
-    Attributes:
-        outputs: arrays in order, for the example inputs.
-        latency_s: median over all runs, seconds.
-    """
+    """Outputs of a compiled network for the example inputs, in order, and the median of its runs in seconds."""
 
     outputs: tuple[Array, ...]
     latency_s: float
@@ -52,28 +46,23 @@ def run_libraries(
     """Run every library for the same inputs and time it, in a child process with a process group of its own.
 
     Args:
-        libraries: name → shared library.
-        inputs: of `main`, in order.
         folder: for the files of the job; the caller removes it.
-        threads: of TVM's runtime.
-        timeout_s: of all together, seconds.
+        timeout_s: of all libraries together, seconds.
 
     Raises:
         DeviceError: the process died, or took too long.
     """
-    job, result = folder / "job.json", folder / "result.json"
-    arrays: dict[str, Any] = {str(i): array for i, array in enumerate(inputs)}
-    np.savez(folder / "inputs.npz", **arrays)
+    job, result, log = folder / "job.json", folder / "result.json", folder / "worker.log"
+    np.savez(folder / "inputs.npz", *inputs)
     content = {
-        "inputs": str(folder / "inputs.npz"),
-        "libraries": {name: str(path) for name, path in libraries.items()},
-        "outputs": str(folder),
-        "result": str(result),
+        "inputs": folder / "inputs.npz",
+        "libraries": dict(libraries),
+        "outputs": folder,
+        "result": result,
         "repeat": REPEAT,
         "budget_s": BUDGET_S,
     }
-    job.write_text(json.dumps(content))
-    log = folder / "worker.log"
+    job.write_text(json.dumps(content, default=str))
     argv = [sys.executable, "-P", str(Path(__file__).with_name("_worker.py")), str(job)]
     env = os.environ | {"TVM_NUM_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
     with log.open("w") as out:
@@ -98,29 +87,23 @@ def run_libraries(
         last = next((line.strip() for line in reversed(log.read_text().splitlines()) if line.strip()), "no message")
         raise DeviceError(f"the compiled network died, {_status(status)}: {last[:300]}", next_command="tlp doctor")
     seconds: dict[str, list[float]] = json.loads(result.read_text())
-    return {name: NetworkRun(_load(folder / f"{name}.npz"), statistics.median(seconds[name])) for name in libraries}
+    runs = {}
+    for name in libraries:
+        with np.load(folder / f"{name}.npz") as outputs:
+            runs[name] = NetworkRun(tuple(outputs.values()), statistics.median(seconds[name]))
+    return runs
 
 
 def _status(status: int) -> str:
-    number = -status if status < 0 else status - 128
-    with contextlib.suppress(ValueError):
-        if number > 0:
-            return f"killed by {signal.Signals(number).name}"
+    with contextlib.suppress(ValueError):  # no signal has that number
+        return f"killed by {signal.Signals(-status if status < 0 else status - 128).name}"
     return f"exit status {status}"
-
-
-def _load(path: Path) -> tuple[Array, ...]:
-    with np.load(path) as arrays:
-        return tuple(arrays[str(index)] for index in range(len(arrays.files)))
 
 
 def run_torch(
     module: nn.Module, example_args: tuple[torch.Tensor, ...], *, threads: int
 ) -> tuple[tuple[Array, ...], float]:
-    """Outputs of the torch module for the example inputs, and its latency in seconds (eager, median).
-
-    torch's thread count is set for the length of the call.
-    """
+    """Outputs of the torch module for the example inputs, and its latency in seconds (eager, median)."""
     import torch
     from torch.utils import _pytree
 
@@ -140,19 +123,16 @@ def run_torch(
     return tuple(leaf.numpy() for leaf in leaves), statistics.median(seconds)
 
 
-def max_abs_error(found: Sequence[Array], expected: Sequence[Array]) -> tuple[float, float]:
-    """Largest absolute difference, and the tolerance it has to keep (`TOLERANCE` of the largest expected value).
+def max_abs_error(outputs: Sequence[Array], expected: Sequence[Array]) -> tuple[float, float]:
+    """Largest absolute difference and its limit, `TOLERANCE` of the largest expected value.
 
     Infinite if shapes or the number of outputs differ, or a value is not finite where it should be.
     """
     scale = max((float(np.abs(array).max(initial=0.0)) for array in expected), default=0.0)
     tolerance = TOLERANCE * max(scale, 1e-6)
-    if len(found) != len(expected) or any(a.shape != b.shape for a, b in zip(found, expected, strict=True)):
+    if [array.shape for array in outputs] != [array.shape for array in expected]:
         return float("inf"), tolerance
-    error = 0.0
-    for a, b in zip(found, expected, strict=True):
-        difference = np.abs(a.astype(np.float64) - b.astype(np.float64))
-        if not np.isfinite(difference).all():
-            return float("inf"), tolerance
-        error = max(error, float(difference.max(initial=0.0)))
-    return error, tolerance
+    pairs = zip(outputs, expected, strict=True)
+    largest = [np.abs(a.astype(np.float64) - b.astype(np.float64)).max(initial=0.0) for a, b in pairs]
+    error = float(np.max(largest, initial=0.0))  # NaN stays NaN
+    return error if np.isfinite(error) else float("inf"), tolerance

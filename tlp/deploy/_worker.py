@@ -1,6 +1,6 @@
 """The process that runs a compiled network. Started as a script: it needs tvm and numpy and nothing of this project.
 
-Usage: `python -P _worker.py JOB.json`. The job names `inputs` (.npz with arrays `0`, `1`, …), `libraries` (name →
+Usage: `python -P _worker.py JOB.json`. The job names `inputs` (.npz, arrays in order), `libraries` (name →
 shared library), `outputs` (folder for NAME.npz), `result` (file for name → seconds per run), `repeat`, `budget_s`.
 """
 
@@ -29,12 +29,12 @@ def main(job: dict[str, Any]) -> None:
     """Run and time every library of the job."""
     device = tvm.cpu()
     with np.load(job["inputs"]) as arrays:
-        inputs = [tvm.runtime.tensor(arrays[str(index)], device) for index in range(len(arrays.files))]
+        inputs = [tvm.runtime.tensor(array, device) for array in arrays.values()]
     machines = {}
     for name, path in job["libraries"].items():
         machine = relax.VirtualMachine(tvm.runtime.load_module(path), device)
         outputs = leaves(machine["main"](*inputs))
-        np.savez(Path(job["outputs"]) / f"{name}.npz", **{str(i): array for i, array in enumerate(outputs)})
+        np.savez(Path(job["outputs"]) / f"{name}.npz", *outputs)
         evaluator = machine.time_evaluator("main", device, number=1, repeat=1)
         evaluator(*inputs)  # the first run after loading touches its memory for the first time
         once_s = max(float(evaluator(*inputs).results[0]), 1e-7)

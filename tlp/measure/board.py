@@ -67,13 +67,12 @@ def read_int(connection: socket.socket) -> int:
 class Tracker:
     """Our registration at the tracker."""
 
-    def __init__(self, address: tuple[str, int], key: str, port: int, public: str | None) -> None:
-        self._key, self._port, self._public = key, port, public
-        self._socket = socket.create_connection(address, timeout=ANSWER_S)
+    def __init__(self, connection: socket.socket, key: str, port: int, public: str | None) -> None:
+        self._socket, self._key, self._port, self._public = connection, key, port, public
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._socket.sendall(struct.pack("<i", TRACKER_MAGIC))
         if read_int(self._socket) != TRACKER_MAGIC:
-            raise GoneError(f"{address[0]}:{address[1]} is no tracker")
+            raise GoneError("what answers there is no tracker")
         self._ask([UPDATE_INFO, {"key": f"server:{key}", "addr": [public, port]}])
 
     def offer(self) -> str:
@@ -85,10 +84,6 @@ class Tracker:
     def listed(self, match_key: str) -> bool:
         """Whether that offer was not taken yet."""
         return match_key in self._ask([PENDING])
-
-    def close(self) -> None:
-        """Hang up."""
-        self._socket.close()
 
     def _ask(self, message: list[Any]) -> Any:
         data = json.dumps(message).encode()
@@ -112,22 +107,19 @@ class Board:
         """Never returns; whatever goes wrong with the tracker or a host, the next try comes."""
         pause_s = RETRY_S[0]
         while True:
-            tracker = None
             try:
-                tracker = Tracker(self._tracker_address, self._key, self.port, self._public)
-                log.info("registered as %s, port %d", self._key, self.port)
-                pause_s = RETRY_S[0]
-                while True:
-                    connection, timeout_s = self._next_host(tracker)
-                    with connection:
-                        serve(connection, timeout_s)
+                with socket.create_connection(self._tracker_address, timeout=ANSWER_S) as link:
+                    tracker = Tracker(link, self._key, self.port, self._public)
+                    log.info("registered as %s, port %d", self._key, self.port)
+                    pause_s = RETRY_S[0]
+                    while True:
+                        connection, timeout_s = self._next_host(tracker)
+                        with connection:
+                            serve(connection, timeout_s)
             except (OSError, ValueError, GoneError) as exc:
                 log.warning("tracker: %s; trying again in %.1f s", exc, pause_s)
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, RETRY_S[1])
-            finally:
-                if tracker is not None:
-                    tracker.close()
 
     def _next_host(self, tracker: Tracker) -> tuple[socket.socket, float | None]:
         """The next connection that shows the key of our offer, and the time-out it asks for (seconds)."""

@@ -16,19 +16,17 @@ import logging
 import math
 import statistics
 import uuid
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from importlib import metadata
 from typing import Any, Final
 
-from storage import Canary, CanaryState, Device, MeasurementStore, canonical_json
-from tlp.core.errors import InvalidInputError
+from storage import Canary, CanaryState, Device, MeasurementState, MeasurementStore
 from tlp.core.fleet import Fleet
 from tlp.core.settings import Settings
 from tlp.measure.contract import MeasureInput, MeasureOutcome, Runner
-from tlp.measure.worker import dispersion
+from tlp.measure.worker import dispersion, kept
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +35,8 @@ KERNEL: Final = "matmul-256-1"  # raise the last number when `canary_input` chan
 REFERENCE_RUNS: Final = 5
 CONFIRM_RUNS: Final = 2
 REFERENCE_TRIES: Final = 3  # per run
-RECENT: Final = 100  # canaries `summary` looks at
+RECENT: Final = 100  # canaries `summary` and `noise_floor` look at
+NEWEST_MEASUREMENTS: Final = 200  # measurements `noise_floor` looks at
 MEASURABLE_KINDS: Final = ("llvm", "c")
 _SIZE: Final = 256
 
@@ -47,13 +46,12 @@ def canary_input(target: Mapping[str, Any]) -> MeasureInput:
 
     It uses every core the device's programs use, so that a neighbour on any of them shows.
     """
-    return _input(canonical_json(dict(target)))
+    args = tuple(("float32", (_SIZE, _SIZE)) for _ in range(3))
+    return MeasureInput(CANARY_KEY, _module_json(), dict(target), args)
 
 
-@lru_cache(maxsize=8)
-def _input(target_json: str) -> MeasureInput:
-    import json
-
+@lru_cache(maxsize=1)
+def _module_json() -> str:
     import tvm
     from tvm import te
 
@@ -68,8 +66,7 @@ def _input(target_json: str) -> MeasureInput:
     schedule.reorder(row, outer, inner, lanes)
     schedule.parallel(row)
     schedule.vectorize(lanes)
-    module_json = tvm.ir.save_json(schedule.mod)
-    return MeasureInput(CANARY_KEY, module_json, json.loads(target_json), tuple(("float32", shape) for _ in range(3)))
+    return str(tvm.ir.save_json(schedule.mod))
 
 
 def tolerance(settings: Settings, dispersion: float | None) -> float:
@@ -85,11 +82,7 @@ def rebase(store: MeasurementStore, device: str, reason: str) -> None:
 
 
 def summary(store: MeasurementStore, device: str) -> dict[str, Any] | None:
-    """A device's canary for `tlp status`; None if it was never measured.
-
-    Keys: state (of the newest), at, latency_s, reference_s, reason, off_in_a_row, and of the last `RECENT` canaries
-    checks and off.
-    """
+    """The newest canary of a device for `tlp status`, and `checks` and `off` of the last `RECENT`; None: none yet."""
     recent = store.canaries(device=device, limit=RECENT)
     if not recent:
         return None
@@ -108,29 +101,50 @@ def summary(store: MeasurementStore, device: str) -> dict[str, Any] | None:
     }
 
 
+def noise_floor(store: MeasurementStore, device: str) -> dict[str, Any] | None:
+    """What measuring a program again differs by, for `tlp device show`; None without repeats and canaries.
+
+    Keys (relative robust standard deviations, `worker.dispersion`; None where nothing tells):
+        dispersion, outliers: within a measurement, the median over the newest `measurements` OK ones of at least two
+            repeats; and the part of their repeats that was left out.
+        canary_dispersion: between the measurements that made the canary's reference: seconds apart.
+        canary_recent_dispersion: between the newest `canaries` since that reference: minutes to days apart.
+    """
+    rows = store.measurements(device=device, states=[MeasurementState.OK], newest=NEWEST_MEASUREMENTS)
+    repeats = [run_secs for run_secs in rows["run_secs"].to_list() if len(run_secs) > 1]
+    stay = [kept(run_secs) for run_secs in repeats]
+    total = sum(map(len, repeats))
+    reference = store.canary_reference(device)
+    canaries = store.canaries(device=device, limit=RECENT) if reference is not None else []
+    since = next((i for i, row in enumerate(canaries) if row.state is CanaryState.REFERENCE), len(canaries))
+    seconds = [row.latency_s for row in canaries[: since + 1] if row.latency_s is not None]
+    if not repeats and reference is None:
+        return None
+    return {
+        "dispersion": statistics.median(map(dispersion, stay)) if stay else None,
+        "measurements": len(repeats),
+        "outliers": 1.0 - sum(map(len, stay)) / total if total else None,
+        "canary_dispersion": reference.dispersion if reference is not None else None,
+        "canary_recent_dispersion": dispersion(seconds) if len(seconds) > 1 else None,
+        "canaries": len(seconds),
+    }
+
+
 class CanaryWatch:
     """Measures a device's canary and says what it means; used by one run, between its batches.
 
-    Args:
-        store: asked for the reference; written to by the caller, who hands `take()` in with the next batch.
-        device: with a CPU target; for any other, and with `settings.canary` off, `check` finds nothing.
-        run_id: run the canaries belong to.
-        runner: of the device; must not be measuring.
-        settings: tolerances.
+    The caller stores the canaries: it hands `take()` in with the next batch. For a target that is no CPU's, and with
+    `settings.canary` off, `check` finds nothing. `runner` must not be measuring meanwhile.
     """
 
     def __init__(self, fleet: Fleet, device: Device, run_id: str, runner: Runner) -> None:
-        self._device = device
-        self._run_id = run_id
-        self._runner = runner
-        self._settings = fleet.settings
+        self._device, self._run_id, self._runner, self._settings = device, run_id, runner, fleet.settings
         self._enabled = fleet.settings.canary and device.target.get("kind") in MEASURABLE_KINDS
         self._reference = fleet.store.canary_reference(device.name) if self._enabled else None
         self._pending: list[Canary] = []
         self._failures = 0
         self.off: bool | None = None
-        self.checks = 0
-        self.off_checks = 0
+        self.checks = self.off_checks = 0
 
     def check(self) -> bool | None:
         """Measure the canary now: whether it is off; None if nothing is known. DeviceError as of `Runner.measure`.
@@ -161,12 +175,10 @@ class CanaryWatch:
         """Return what `take` gave when its batch could not be stored."""
         self._pending = [*canaries, *self._pending]
 
-    # -- inside -----------------------------------------------------------------------------------------------
     def _measure(self, count: int) -> Iterator[MeasureOutcome]:
         job = canary_input(self._device.target)
         for _ in range(count):  # one by one: nothing else may run on the device meanwhile
-            with closing(_as_generator(self._runner, job)) as outcomes:
-                yield from outcomes
+            yield from self._runner.measure([job])
 
     def _first(self) -> Canary:
         outcomes = list(self._measure(REFERENCE_RUNS))
@@ -174,14 +186,12 @@ class CanaryWatch:
         if not seconds:
             reason = f"the canary does not run here: {outcomes[-1].state}: {outcomes[-1].error}"
             return self._row(CanaryState.FAILED, None, None, None, reason)
-        latency_s, spread = statistics.median(seconds), dispersion(seconds)
-        allowed = tolerance(self._settings, spread)
+        latency_s, spread, limit = statistics.median(seconds), dispersion(seconds), self._settings.canary_max_dispersion
         numbers = f"{_ms(latency_s)}, dispersion {spread:.1%} of {len(seconds)} measurements"
-        if spread > self._settings.canary_max_dispersion:
-            limit = self._settings.canary_max_dispersion
+        if spread > limit:
             reason = f"too restless for a reference: {numbers}, at most {limit:.0%} is allowed"
             return self._row(CanaryState.FAILED, latency_s, spread, None, reason)
-        reason = f"reference {numbers}: ±{allowed:.0%} of that is steady"
+        reason = f"reference {numbers}: ±{tolerance(self._settings, spread):.0%} of that is steady"
         return self._row(CanaryState.REFERENCE, latency_s, spread, None, reason)
 
     def _compare(self) -> Canary:
@@ -202,10 +212,8 @@ class CanaryWatch:
             reason = f"the canary did not run: {outcomes[-1].state}: {outcomes[-1].error}; {self._explanation()}"
             return self._row(CanaryState.OFF, None, None, reference_s, reason)
         latency_s = statistics.median(seconds)
-        change = latency_s / reference_s - 1.0
-        numbers = (
-            f"{_ms(latency_s)} against the reference of {_ms(reference_s)} ({change:+.0%}, allowed ±{allowed:.0%})"
-        )
+        change = f"{latency_s / reference_s - 1.0:+.0%}, allowed ±{allowed:.0%}"
+        numbers = f"{_ms(latency_s)} against the reference of {_ms(reference_s)} ({change})"
         if off(latency_s):
             reason = f"the canary is off, {numbers}: {self._explanation()}"
             return self._row(CanaryState.OFF, latency_s, None, reference_s, reason)
@@ -215,9 +223,8 @@ class CanaryWatch:
         """What the facts of the reference say about a difference."""
         assert self._reference is not None
         before, now = self._reference.facts, _facts(self._device, self._settings)
-        changed = [
-            f"{key} {before.get(key)} → {now[key]}" for key in sorted(now) if key in before and before[key] != now[key]
-        ]
+        both = sorted(now.keys() & before.keys())
+        changed = [f"{key} {before[key]} → {now[key]}" for key in both if before[key] != now[key]]
         if changed:
             return f"not the machine but what measures it changed: {', '.join(changed)}"
         return f"TVM ({now['tvm']}) and target are the same, so it is the machine (clock, heat, a neighbour)"
@@ -225,22 +232,9 @@ class CanaryWatch:
     def _row(
         self, state: CanaryState, latency_s: float | None, spread: float | None, reference_s: float | None, reason: str
     ) -> Canary:
-        return Canary(
-            uuid.uuid4().hex,
-            self._device.name,
-            self._run_id,
-            datetime.now(UTC),
-            state,
-            latency_s,
-            spread,
-            reference_s,
-            reason,
-            _facts(self._device, self._settings),
-        )
-
-
-def _as_generator(runner: Runner, job: MeasureInput) -> Generator[MeasureOutcome, None, None]:
-    yield from runner.measure([job])
+        where = (uuid.uuid4().hex, self._device.name, self._run_id, datetime.now(UTC))
+        facts = _facts(self._device, self._settings)
+        return Canary(*where, state, latency_s, spread, reference_s, reason, facts)
 
 
 def _latencies(outcomes: Sequence[MeasureOutcome]) -> list[float]:
@@ -250,20 +244,12 @@ def _latencies(outcomes: Sequence[MeasureOutcome]) -> list[float]:
 def _facts(device: Device, settings: Settings) -> dict[str, Any]:
     return {
         "kernel": KERNEL,
-        "tvm": _tvm_version(),
+        "tvm": metadata.version("apache-tvm"),
         "target": dict(device.target),
         "number": settings.measure_number,
         "repeat": settings.measure_repeat,
         "warmup": settings.measure_warmup,
     }
-
-
-@lru_cache(maxsize=1)
-def _tvm_version() -> str:
-    try:
-        return metadata.version("apache-tvm")
-    except metadata.PackageNotFoundError as exc:
-        raise InvalidInputError("apache-tvm is not installed", next_command="pip install apache-tvm") from exc
 
 
 def _ms(seconds: float) -> str:

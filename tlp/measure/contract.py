@@ -6,11 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self
 
 from storage import MeasurementState, Workload
-from tlp.measure.worker import latency_of
+from tlp.core.errors import InvalidInputError
+from tlp.core.settings import Settings
+from tlp.measure.worker import Timing, latency_of
 from tlp.programs.workloads import arg_infos
 
 if TYPE_CHECKING:
@@ -20,8 +21,7 @@ ArgInfo = tuple[str, tuple[int, ...]]
 """dtype and shape of one argument, e.g. `("float32", (1, 3, 224, 224))`."""
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(NamedTuple):
     """What a program must compute: its results are compared with those of a reference on the same values.
 
     Attributes:
@@ -65,23 +65,14 @@ def measure_input(candidate: Candidate, target: Mapping[str, Any], *, check: boo
     Args:
         check: have its results compared with those of the workload's own module.
     """
-    import tvm
+    from tvm.ir import save_json
 
     wanted = None
     if check:
-        wanted = Check(
-            tvm.ir.save_json(candidate.module),
-            tvm.ir.save_json(candidate.reference),
-            candidate.sketch.workload_id,
-            arg_infos(candidate.reference),
-        )
-    return MeasureInput(
-        key=candidate.program.program_id,
-        module_json=tvm.ir.save_json(candidate.prepared_module()),
-        target=dict(target),
-        args=candidate.args,
-        check=wanted,
-    )
+        name, reference = candidate.sketch.workload_id, candidate.reference
+        wanted = Check(save_json(candidate.module), save_json(reference), name, arg_infos(reference))
+    module_json = save_json(candidate.prepared_module())
+    return MeasureInput(candidate.program.program_id, module_json, dict(target), candidate.args, wanted)
 
 
 @dataclass(frozen=True)
@@ -139,28 +130,105 @@ class Runner(ABC):
 
     @abstractmethod
     def measure(self, inputs: Iterable[MeasureInput]) -> Iterator[MeasureOutcome]:
-        """Build and time every input; see the class."""
+        """Build and time every input."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release everything; see the class."""
+        """Release everything."""
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
 
 @dataclass(frozen=True)
-class Observation:
-    """A proposed program and its outcome.
+class Limits:
+    """How long building and running one program may take, and how it is timed (as in `worker.Timing`).
 
-    Attributes:
-        score: what the model in force predicted, higher = faster; None: no model of that kind.
+    Raises:
+        InvalidInputError: a limit or count that cannot be.
     """
+
+    build_timeout_s: float = 30.0
+    run_timeout_s: float = 10.0
+    number: int = 1
+    repeat: int = 3
+    warmup: int = 1
+    extra_repeats: int = 0
+    max_dispersion: float = 0.1
+
+    def __post_init__(self) -> None:
+        positive = (self.build_timeout_s, self.run_timeout_s, self.number, self.repeat, self.warmup)
+        if min(positive) <= 0 or min(self.extra_repeats, self.max_dispersion) < 0:
+            raise InvalidInputError(f"{self}: all must be positive, extra_repeats and max_dispersion not negative")
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Self:
+        """The limits of these settings."""
+        return cls(
+            settings.build_timeout_s,
+            settings.run_timeout_s,
+            settings.measure_number,
+            settings.measure_repeat,
+            settings.measure_warmup,
+            settings.measure_extra_repeats,
+            settings.measure_max_dispersion,
+        )
+
+    @property
+    def timing(self) -> Timing:
+        """What a worker has to know of them."""
+        return Timing(
+            self.number, self.repeat, self.run_timeout_s, self.warmup, self.extra_repeats, self.max_dispersion
+        )
+
+
+DEFAULT_LIMITS: Final = Limits()
+
+
+class GuardedRunner(Runner):
+    """The part of the contract that all runners keep alike: closed is closed, one `measure` at a time."""
+
+    _in_use = _closed = False
+
+    @abstractmethod
+    def _measure(self, inputs: Iterator[MeasureInput]) -> Iterator[MeasureOutcome]:
+        """`measure`, without its guards."""
+
+    def _abandon(self) -> None:
+        """Throw away what is in work."""
+
+    def measure(self, inputs: Iterable[MeasureInput]) -> Iterator[MeasureOutcome]:
+        """Build and time every input."""
+        self._require_free()
+        return self._guarded(iter(inputs))
+
+    def close(self) -> None:
+        """Throw away what is in work and refuse to measure from now on."""
+        self._closed = True
+        self._abandon()
+
+    def _guarded(self, inputs: Iterator[MeasureInput]) -> Iterator[MeasureOutcome]:
+        self._require_free()  # another iterator may have been started since
+        self._in_use = True
+        try:
+            yield from self._measure(inputs)
+        finally:
+            self._in_use = False
+            self._abandon()
+
+    def _require_free(self) -> None:
+        if self._closed:
+            raise InvalidInputError("the runner is closed")
+        if self._in_use:
+            raise InvalidInputError("the runner is measuring already; finish or drop that iterator first")
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A proposed program, its outcome, and the model's score (higher = faster; None: no model of that kind)."""
 
     candidate: Candidate
     outcome: MeasureOutcome

@@ -15,24 +15,18 @@ from storage import Device, DeviceState
 from tlp.core.errors import DeviceError, UserError
 from tlp.core.settings import Settings
 from tlp.measure import Runner
+from tlp.measure.contract import Limits
 from tlp.measure.fake import FakeRunner
 from tlp.measure.local import LocalRunner
-from tlp.measure.pool import Limits
 from tlp.measure.rpc import RpcRunner
 
 
 class Endpoint(BaseModel):
-    """How a device is reached, as the store keeps it in `Device.endpoint`.
-
-    Attributes:
-        kind: names the class in `KINDS`.
-        is_measurable: whether there is hardware to measure on.
-        is_local: whether the hardware is this machine.
-    """
+    """How a device is reached, as the store keeps it in `Device.endpoint`; `kind` names the class in `KINDS`."""
 
     model_config = ConfigDict(frozen=True)
-    is_measurable: ClassVar[bool] = True
-    is_local: ClassVar[bool] = False
+    is_measurable: ClassVar[bool] = True  # whether there is hardware to measure on
+    is_local: ClassVar[bool] = False  # whether that is this machine
     kind: str
 
     def open_runner(self, settings: Settings) -> Runner:
@@ -52,13 +46,7 @@ class LocalEndpoint(Endpoint):
 
 
 class RpcEndpoint(Endpoint):
-    """The boards of one key behind a TVM RPC tracker.
-
-    Attributes:
-        tracker: `HOST:PORT`.
-        key: of the boards at the tracker.
-        cc: C++ compiler that links for the boards; None: see `tlp.measure.rpc.linker`.
-    """
+    """The boards of one key behind the TVM RPC tracker at `HOST:PORT`; `cc` as of `RpcRunner`."""
 
     kind: Literal["rpc"] = "rpc"
     tracker: str
@@ -124,23 +112,18 @@ KINDS: Final[dict[str, type[Endpoint]]] = {
 def endpoint_of(device: Device) -> Endpoint:
     """The endpoint of a device; an `UnknownEndpoint`, which opens no runner, if this release cannot read it."""
     kind = str(device.endpoint.get("kind"))
-    if kind not in KINDS:
-        problem = f"has endpoint kind {kind!r}, this release knows {', '.join(KINDS)}"
-        return UnknownEndpoint(kind=kind, device=device.name, problem=problem)
-    try:
-        return KINDS[kind].model_validate(dict(device.endpoint))
-    except ValidationError as exc:
-        wrong = "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in exc.errors())
-        return UnknownEndpoint(
-            kind=kind, device=device.name, problem=f"has an endpoint of kind {kind} that is damaged: {wrong}"
-        )
+    problem = f"has endpoint kind {kind!r}, this release knows {', '.join(KINDS)}"
+    if kind in KINDS:
+        try:
+            return KINDS[kind].model_validate(dict(device.endpoint))
+        except ValidationError as exc:
+            wrong = "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in exc.errors())
+            problem = f"has an endpoint of kind {kind} that is damaged: {wrong}"
+    return UnknownEndpoint(kind=kind, device=device.name, problem=problem)
 
 
 def open_runner(device: Device, settings: Settings, *, quarantined: bool = False) -> Runner:
-    """A runner for that device, to be closed by the caller.
-
-    Args:
-        quarantined: also for a device that is quarantined: to probe it.
+    """A runner for that device, to be closed by the caller; with `quarantined` also for a quarantined one, to probe it.
 
     Raises:
         UserError: the device cannot be measured: a data-set platform, retired, quarantined.
@@ -154,11 +137,8 @@ def open_runner(device: Device, settings: Settings, *, quarantined: bool = False
 def require_measurable(device: Device) -> None:
     """Raise UserError if new programs cannot be measured on that device."""
     if not endpoint_of(device).is_measurable:
-        raise UserError(
-            f"device {device.name!r} is a platform of an imported data set, there is no hardware to measure on",
-            next_command="tlp device list",
-        )
-    if device.state is DeviceState.RETIRED:
-        raise UserError(f"device {device.name!r} is retired", next_command=f"tlp device resume {device.name}")
-    if device.state is DeviceState.QUARANTINED:
-        raise UserError(f"device {device.name!r} is quarantined", next_command=f"tlp device resume {device.name}")
+        why = f"device {device.name!r} is a platform of an imported data set, there is no hardware to measure on"
+        raise UserError(why, next_command="tlp device list")
+    if device.state in (DeviceState.RETIRED, DeviceState.QUARANTINED):
+        why = f"device {device.name!r} is {device.state.lower()}"
+        raise UserError(why, next_command=f"tlp device resume {device.name}")

@@ -10,8 +10,7 @@ from collections.abc import Callable, Container, Iterator
 from storage import MeasurementState
 from tlp.core.errors import DeviceLostError
 from tlp.measure.canary import CANARY_KEY
-from tlp.measure.contract import MeasureInput, MeasureOutcome
-from tlp.measure.pool import GuardedRunner
+from tlp.measure.contract import GuardedRunner, MeasureInput, MeasureOutcome
 from tlp.measure.worker import Timing, time_program
 
 
@@ -21,10 +20,9 @@ class FakeRunner(GuardedRunner):
     Args:
         seed: another seed, other latencies.
         fail_every: every n-th input of a `measure` call is a RUN_ERROR; 0: none.
-        fail_on: keys whose outcome is a RUN_ERROR.
-        hang_on: keys whose outcome is a TIMEOUT (nothing waits).
+        fail_on, hang_on: keys whose outcome is a RUN_ERROR, or a TIMEOUT (nothing waits).
         latency: seconds of an input; default: between 10 µs and 10 ms, fixed by seed, key and target.
-        repeat, extra_repeats, max_dispersion: see `tlp.measure.pool.Limits`.
+        repeat, extra_repeats, max_dispersion: as of `tlp.measure.worker.Timing`.
         spread: width of the repeats around the latency, relative; the same for the same input, whatever it is.
         lost: asked before every program whether the device is gone now; then DeviceLostError is raised.
         slowdown: how many programs were measured before (canaries not counted) → factor on the latency, of canaries,
@@ -46,14 +44,10 @@ class FakeRunner(GuardedRunner):
         slowdown: Callable[[int], float] | None = None,
         lost: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._seed = seed
-        self._fail_every = fail_every
-        self._fail_on = fail_on
-        self._hang_on = hang_on
+        self._seed, self._spread, self._lost = seed, spread, lost
+        self._fail_every, self._fail_on, self._hang_on = fail_every, fail_on, hang_on
         self._latency = latency or self._hashed_latency
         self._timing = Timing(repeat=repeat, extra_repeats=extra_repeats, max_dispersion=max_dispersion)
-        self._spread = spread
-        self._lost = lost
         self._slowdown = slowdown or (lambda _programs: 1.0)
         self._programs = 0
 

@@ -9,9 +9,8 @@ from typing import Any
 
 from tlp.core.errors import InvalidInputError
 from tlp.measure import worker
-from tlp.measure._process import WorkerProcess
-from tlp.measure.contract import MeasureInput, MeasureOutcome
-from tlp.measure.pool import DEFAULT_LIMITS, Limits, PoolRunner, Slot, Work, check_message
+from tlp.measure.contract import DEFAULT_LIMITS, Limits, MeasureInput, MeasureOutcome
+from tlp.measure.pool import PoolRunner, Slot, Work, WorkerProcess
 
 WORKER = ("-P", str(Path(worker.__file__).resolve()))  # -P: the file's folder stays out of sys.path
 
@@ -52,8 +51,7 @@ class LocalRunner(PoolRunner[Slot]):
         while True:
             for slot in self._slots:
                 if more and slot.work is None:
-                    job = next(inputs, None)
-                    more = job is not None
+                    more = (job := next(inputs, None)) is not None
                     if job is not None:
                         slot.work = Work(job)
                         self._dispatch(slot)
@@ -73,7 +71,7 @@ class LocalRunner(PoolRunner[Slot]):
     def _task(self, slot: Slot) -> tuple[Any, str, float]:
         assert slot.work is not None
         job = slot.work.job
-        message = (job.module_json, dict(job.target), job.args, check_message(job))
+        message = (job.module_json, dict(job.target), job.args, tuple(job.check) if job.check else None)
         return message, "build", self._limits.build_timeout_s
 
     def _said(self, slot: Slot, message: Any, spent_s: float) -> MeasureOutcome | None:

@@ -1,121 +1,140 @@
-"""What runners share: the guards of the contract, and worker processes in slots under a watchdog."""
+"""Worker processes in slots under a watchdog: what runners share that work with processes."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from multiprocessing.connection import wait
-from typing import Any, Final, Generic, Self, TypeVar
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from typing import Any, Generic, TypeVar
 
 from storage import MeasurementState
-from tlp.core.errors import DeviceError, InvalidInputError
-from tlp.core.settings import Settings
-from tlp.measure._process import WorkerProcess
-from tlp.measure.contract import MeasureInput, MeasureOutcome, Runner
-from tlp.measure.worker import Timing
+from tlp.core.errors import DeviceError
+from tlp.measure.contract import GuardedRunner, Limits, MeasureInput, MeasureOutcome
+from tlp.measure.worker import REASON_CHARS
 
 log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 120.0  # importing tvm takes 1-5 s; a loaded machine may need far longer
 MAX_FAILED_STARTS = 3
 RECYCLE_AFTER = 500  # programs per process: bounds what TVM's caches and the JIT leak
+LOG_BYTES = 1 << 20  # what a worker prints is kept up to here, for the reason of its death
+KILL_WAIT_S = 10.0
+
+# The kernel's parent-death signal is tied to the *thread* that started the child, so all workers are started by one
+# thread that lives as long as this process.
+_starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tlp-worker-starter")
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How long the steps of one program may take, and how it is timed.
+class WorkerProcess:
+    """A worker in its own process group.
 
-    Attributes:
-        build_timeout_s: for the build, seconds.
-        run_timeout_s: for running it, repeats and argument set-up included, seconds.
-        number: runs averaged within one repeat.
-        repeat: repeats of every program.
-        warmup: runs before them; of a program slower than 0.2 s only one.
-        extra_repeats: most repeats added, `repeat` at a time, while those that are no outliers disagree by more than
-            `max_dispersion` (`tlp.measure.worker.dispersion`, relative).
-        max_dispersion: see there.
+    The group is its own so that Ctrl-C in a terminal does not reach it and one kill ends it with all its children. The
+    session stays the parent's: with kernel autogrouping, priorities only count between processes of one session.
 
-    Raises:
-        InvalidInputError: a limit or count that cannot be.
+    Args:
+        program: what Python runs, with arguments as of `tlp.measure.worker`; `hello` is its first message.
+        threads: threads TVM and OpenMP may use in it.
+        cores: CPUs it must stay on; None: all that the parent may use.
     """
 
-    build_timeout_s: float = 30.0
-    run_timeout_s: float = 10.0
-    number: int = 1
-    repeat: int = 3
-    warmup: int = 1
-    extra_repeats: int = 0
-    max_dispersion: float = 0.1
+    def __init__(self, program: Sequence[str], hello: Any, *, threads: int, cores: Sequence[int] | None = None) -> None:
+        self.threads, self.programs, self._killed = threads, 0, False
+        self._log = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed in kill()
+        self.connection, theirs = Pipe(duplex=True)
+        try:
+            self._process = _starter.submit(self._start, program, theirs, cores).result()
+        except BaseException:
+            self.connection.close()
+            self._log.close()
+            raise
+        finally:
+            theirs.close()
+        self.send(hello)
 
-    def __post_init__(self) -> None:
-        positive = (self.build_timeout_s, self.run_timeout_s, self.number, self.repeat, self.warmup)
-        if min(positive) <= 0 or min(self.extra_repeats, self.max_dispersion) < 0:
-            raise InvalidInputError(f"{self}: all must be positive, extra_repeats and max_dispersion not negative")
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> Self:
-        """The limits of these settings."""
-        return cls(
-            settings.build_timeout_s,
-            settings.run_timeout_s,
-            settings.measure_number,
-            settings.measure_repeat,
-            settings.measure_warmup,
-            settings.measure_extra_repeats,
-            settings.measure_max_dispersion,
+    def _start(
+        self, program: Sequence[str], theirs: Connection, cores: Sequence[int] | None
+    ) -> subprocess.Popen[bytes]:
+        env = os.environ | dict.fromkeys(("TVM_NUM_THREADS", "OMP_NUM_THREADS"), str(self.threads))
+        if cores is not None:
+            env["TVM_BIND_THREADS"] = "0"  # TVM would spread its threads over cores of its own choice
+        stay = "-" if cores is None else ",".join(map(str, cores))
+        return subprocess.Popen(
+            [sys.executable, *program, str(theirs.fileno()), str(os.getpid()), stay],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            env=env,
+            pass_fds=[theirs.fileno()],
+            process_group=0,
         )
 
     @property
-    def timing(self) -> Timing:
-        """What a worker has to know of them."""
-        return Timing(
-            self.number, self.repeat, self.run_timeout_s, self.warmup, self.extra_repeats, self.max_dispersion
-        )
+    def pid(self) -> int:
+        """Process id, which is also the id of the process group."""
+        return self._process.pid
 
-
-DEFAULT_LIMITS: Final = Limits()
-
-
-class GuardedRunner(Runner):
-    """The part of the contract that all runners keep alike: closed is closed, one `measure` at a time."""
-
-    _in_use = _closed = False
-
-    @abstractmethod
-    def _measure(self, inputs: Iterator[MeasureInput]) -> Iterator[MeasureOutcome]:
-        """`measure`, without its guards."""
-
-    def _abandon(self) -> None:
-        """Throw away what is in work."""
-
-    def measure(self, inputs: Iterable[MeasureInput]) -> Iterator[MeasureOutcome]:
-        """Build and time every input; see `Runner`."""
-        self._require_free()
-        return self._guarded(iter(inputs))
-
-    def close(self) -> None:
-        """Throw away what is in work and refuse to measure from now on."""
-        self._closed = True
-        self._abandon()
-
-    def _guarded(self, inputs: Iterator[MeasureInput]) -> Iterator[MeasureOutcome]:
-        self._require_free()  # another iterator may have been started since
-        self._in_use = True
+    def send(self, message: Any) -> bool:
+        """Hand a message over; False if the worker is dead."""
         try:
-            yield from self._measure(inputs)
-        finally:
-            self._in_use = False
-            self._abandon()
+            self.connection.send(message)
+        except ConnectionError:
+            return False
+        return True
 
-    def _require_free(self) -> None:
-        if self._closed:
-            raise InvalidInputError("the runner is closed")
-        if self._in_use:
-            raise InvalidInputError("the runner is measuring already; finish or drop that iterator first")
+    def receive(self) -> Any | None:
+        """The next message (blocks); None if the worker died before it finished one."""
+        try:
+            return self.connection.recv()
+        except (EOFError, ConnectionError):
+            return None
+
+    def trim_log(self) -> None:
+        """Forget what it printed if that has grown large (it appends, so writing goes on at the new end)."""
+        if os.fstat(self._log.fileno()).st_size > LOG_BYTES:
+            os.ftruncate(self._log.fileno(), 0)
+
+    def why_dead(self) -> str:
+        """One line about a worker that closed its pipe: how it ended and the last line it printed."""
+        try:
+            code = self._process.wait(timeout=KILL_WAIT_S)
+        except subprocess.TimeoutExpired:
+            return "worker closed its pipe"
+        how = f"worker exited with code {code}"
+        if code < 0:
+            names = {number.value: number.name for number in signal.Signals}
+            how = f"worker died of signal {-code} ({names.get(-code, 'unknown')})"
+        size = os.fstat(self._log.fileno()).st_size
+        text = os.pread(self._log.fileno(), 4096, max(0, size - 4096)).decode(errors="replace")
+        # A crash handler's stack frames say less than the line above them.
+        lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith('File "')]
+        return f"{how}: {lines[-1][:REASON_CHARS]}" if lines else how
+
+    def kill(self) -> None:
+        """SIGKILL to its whole process group, reap it, close the pipe. May be called more than once."""
+        if self._killed:
+            return
+        self._killed = True
+        # Also when the worker itself is dead: what it started is in its group. A number freed this moment is not in
+        # use by anybody else yet.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        # A process in an uninterruptible system call goes when the kernel lets it; nothing here depends on it.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=KILL_WAIT_S)
+        self.connection.close()
+        self._log.close()
 
 
 @dataclass(eq=False)
@@ -142,7 +161,7 @@ class Work:
         return MeasureOutcome(self.job.key, state, (), reason, build_s, 0.0)
 
     def checked(self, problem: str | None) -> MeasureOutcome:
-        """Its results are right, or could not be compared because of `problem`, for which the program stands well."""
+        """OK: its results are right, or could not be compared because of `problem`."""
         assert self.outcome is not None
         if problem is not None:
             log.warning("the results of program %s were not checked: %s", self.job.key, problem)
@@ -161,29 +180,18 @@ class Slot:
 
     def enter(self, phase: str, limit_s: float) -> None:
         """Start a phase that may take `limit_s` seconds."""
-        self.phase = phase
-        self.since = time.monotonic()
+        self.phase, self.since = phase, time.monotonic()
         self.deadline = self.since + limit_s
 
     def idle(self) -> None:
         """Its program is through; the worker stays."""
-        self.work = None
-        self.phase = "idle"
-        self.deadline = math.inf
+        self.work, self.phase, self.deadline = None, "idle", math.inf
 
     def stop(self) -> None:
         """End the worker; the next program, or the one that it still has, gets a new one."""
         if self.worker is not None:
             self.worker.kill()
-        self.worker = None
-        self.phase = "idle"
-        self.deadline = math.inf
-
-
-def check_message(job: MeasureInput) -> tuple[Any, ...] | None:
-    """What a worker gets of `job.check`."""
-    check = job.check
-    return None if check is None else (check.module_json, check.reference_json, check.reference_id, check.args)
+        self.worker, self.phase, self.deadline = None, "idle", math.inf
 
 
 S = TypeVar("S", bound=Slot)
@@ -202,7 +210,6 @@ class PoolRunner(GuardedRunner, Generic[S]):
         self._on_step = on_step or (lambda _key, _step: None)
         self._failed_starts = 0
 
-    # -- what kinds of them differ in
     @property
     @abstractmethod
     def _slots(self) -> Sequence[S]:
@@ -220,7 +227,6 @@ class PoolRunner(GuardedRunner, Generic[S]):
     def _said(self, slot: S, message: Any, spent_s: float) -> MeasureOutcome | None:
         """React to a message after `spent_s` seconds of the step; the outcome if the program is through."""
 
-    # -- what they have in common
     @property
     def pids(self) -> frozenset[int]:
         """Process ids of the workers there are now; each is a process group of its own."""
@@ -308,10 +314,9 @@ class PoolRunner(GuardedRunner, Generic[S]):
                 return work.failed(MeasurementState.WRONG_RESULT, reason, spent_s)
             case ("failed", "build", reason):
                 return work.not_built(MeasurementState.BUILD_ERROR, reason, spent_s)
-            case ("failed", "timeout", reason):
-                return work.failed(MeasurementState.TIMEOUT, reason, spent_s)
-            case ("failed", "run", reason):
-                return work.failed(MeasurementState.RUN_ERROR, reason, spent_s)
+            case ("failed", "timeout" | "run" as what, reason):
+                state = MeasurementState.TIMEOUT if what == "timeout" else MeasurementState.RUN_ERROR
+                return work.failed(state, reason, spent_s)
             case _:
                 raise DeviceError(f"a worker said {message!r}, which is not in the protocol")
 
@@ -345,7 +350,6 @@ class PoolRunner(GuardedRunner, Generic[S]):
     def _start_failed(self, slot: S, why: str) -> None:
         self._failed_starts += 1
         if self._failed_starts >= MAX_FAILED_STARTS:
-            raise DeviceError(
-                f"{self._failed_starts} workers in a row did not start; the last: {why}", next_command="tlp doctor"
-            )
+            why = f"{self._failed_starts} workers in a row did not start; the last: {why}"
+            raise DeviceError(why, next_command="tlp doctor")
         self._dispatch(slot)

@@ -28,15 +28,7 @@ PROBE_QUEUE_S = 30.0  # a probe before a run is not to hold it up as a run itsel
 
 @dataclass(frozen=True)
 class Probation:
-    """Where a quarantined device stands.
-
-    Attributes:
-        since: it was quarantined then (UTC).
-        failed_probes: since then.
-        last_at: the loss or the last failed probe (UTC).
-        next_at: the next probe is due then (UTC).
-        reason: of the last event.
-    """
+    """Where a device quarantined `since` then (UTC) stands; `last_at`: the loss or the last failed probe."""
 
     since: datetime
     failed_probes: int
@@ -72,7 +64,6 @@ def try_now(fleet: Fleet, name: str, runner: Runner) -> bool:
     The device goes back to the state it was quarantined in, or gets one more QUARANTINED event with the reason.
 
     Raises:
-        NotFoundError: no such device.
         UserError: a person retired it meanwhile; it stays so.
     """
     standing = probation(fleet, name)
@@ -84,10 +75,9 @@ def try_now(fleet: Fleet, name: str, runner: Runner) -> bool:
     reason, code = f"{label} failed: it was interrupted", ReasonCode.PROBE_FAILED
     try:
         outcome = probe(fleet.store.get_device(name).target, runner)
+        reason = f"{label} failed: {outcome.state} {outcome.error}"
         if outcome.state is MeasurementState.OK:
             reason, code = f"{label} ok", ReasonCode.PROBE_OK
-        else:
-            reason = f"{label} failed: {outcome.state} {outcome.error}"
     except DeviceError as exc:
         reason = f"{label} failed: {exc.message}"
     finally:
@@ -105,9 +95,7 @@ def require_in_work(fleet: Fleet, name: str) -> None:
     """Before a run: a quarantined device whose probe is due is probed, and is back in work if that went well.
 
     Raises:
-        NotFoundError: no such device.
-        UserError: it is quarantined and stays so, the message says why and when it is probed next; or it was retired
-            during the probe.
+        UserError: it stays quarantined (the message says why and until when), or was retired during the probe.
     """
     standing = probation(fleet, name)
     if standing is not None and standing.due_in_s(datetime.now(UTC)) == 0:
@@ -129,11 +117,7 @@ def require_in_work(fleet: Fleet, name: str) -> None:
 
 
 def set_aside(store: MeasurementStore, name: str, cause: DeviceError) -> None:
-    """Within a run: quarantine the device, with the error's message as the reason.
-
-    Raises:
-        UserError: a person retired it meanwhile; it stays so.
-    """
+    """Within a run: quarantine the device with the error's message; UserError if a person has retired it meanwhile."""
     try:
         states.move(store, name, DeviceState.QUARANTINED, cause.message, ReasonCode.LOST)
     except UserError as exc:
@@ -144,7 +128,6 @@ def wait_for_return(fleet: Fleet, name: str, runner: Runner, sleep: Callable[[fl
     """Within a run: probe the device that was just quarantined until it is back, or `probe_patience_s` are over.
 
     Raises:
-        NotFoundError: no such device.
         UserError: a person retired it meanwhile; it stays so.
     """
     end = time.monotonic() + fleet.settings.probe_patience_s

@@ -26,7 +26,6 @@ class Recorder:
     Args:
         put: stores a batch (`MeasurementStore.add_measurements`, `landing.Sink.put`). After an interrupt it may get the
             same rows again: measurement ids make that harmless.
-        device, run_id: of the rows.
         watch: the device's canary. Its measurements are stored with the batch; while it is off, rows are flagged.
 
     Attributes:
@@ -37,10 +36,7 @@ class Recorder:
     def __init__(
         self, put: Callable[[MeasurementBatch], object], *, device: str, run_id: str, watch: CanaryWatch
     ) -> None:
-        self._put = put
-        self._device = device
-        self._run_id = run_id
-        self._watch = watch
+        self._put, self._device, self._run_id, self._watch = put, device, run_id, watch
         self._committed_at = time.monotonic()
         self.failures: list[str] = []
         self.pending: list[tuple[Candidate, Measurement]] = []
@@ -78,10 +74,9 @@ class Recorder:
         if not self.pending and not canaries:
             return
         try:
-            sketches = {candidate.sketch.sketch_id: candidate.sketch for candidate, _ in self.pending}
-            programs = [candidate.program for candidate, _ in self.pending]
-            rows = [row for _, row in self.pending]
-            self._put(MeasurementBatch(list(sketches.values()), programs, rows, canaries))
+            sketches = list({c.sketch.sketch_id: c.sketch for c, _ in self.pending}.values())
+            programs, rows = [c.program for c, _ in self.pending], [row for _, row in self.pending]
+            self._put(MeasurementBatch(sketches, programs, rows, canaries))
         except BaseException:
             self._watch.give_back(canaries)
             raise

@@ -11,19 +11,16 @@ import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from storage import MeasurementState
 from tlp.core.errors import DeviceError, DeviceLostError, InvalidInputError
+from tlp.core.processes import clear_leftovers
 from tlp.measure import tracker as trackers
-from tlp.measure._process import WorkerProcess
-from tlp.measure.contract import MeasureInput, MeasureOutcome
-from tlp.measure.pool import DEFAULT_LIMITS, Limits, PoolRunner, Slot, Work, check_message
+from tlp.measure.contract import DEFAULT_LIMITS, Limits, MeasureInput, MeasureOutcome
+from tlp.measure.pool import PoolRunner, Slot, Work, WorkerProcess
 from tlp.measure.rpc_worker import BoardOptions, BoardTask
 
 log = logging.getLogger(__name__)
@@ -67,32 +64,19 @@ class _Health:
     """
 
     def __init__(self) -> None:
-        self._streak: Counter[Address] = Counter()  # losses in a row, per board
-        self.start()
-
-    def start(self) -> None:
-        """Measuring starts: nobody is late yet."""
-        self.losses = 0
-        self.contact = time.monotonic()
+        self._streak: Counter[Address | None] = Counter()  # losses in a row, per board
+        self.answered(None)
 
     def answered(self, address: Address | None) -> None:
-        """A board is through with a program, one way or the other."""
-        self.start()
-        if address is not None:
-            self._streak[address] = 0
+        """A board is through with a program, one way or the other; None: measuring starts, nobody is late yet."""
+        self.losses, self.contact = 0, time.monotonic()
+        self._streak[address] = 0
 
     def lost(self, address: Address | None) -> bool:
         """A connection broke; whether that board was well just before."""
         self.losses += 1
-        if address is None:
-            return False
         self._streak[address] += 1
-        return self._streak[address] == 1
-
-    @property
-    def pause_s(self) -> float:
-        """How long to wait before the next try, seconds."""
-        return min(BACKOFF_S[0] * 2.0 ** min(self.losses - 1, 16), BACKOFF_S[1])
+        return address is not None and self._streak[address] == 1
 
 
 def linker(target: Mapping[str, Any], cc: str | None) -> tuple[str | None, str]:
@@ -119,10 +103,7 @@ class RpcRunner(PoolRunner[_Station]):
 
     Args:
         tracker: `HOST:PORT`.
-        key: of the boards.
-        limits: of a program, and how it is timed.
-        cc: C++ compiler that links for the boards, e.g. `aarch64-linux-gnu-g++`; None: see `linker`.
-        build_workers: processes that build.
+        cc: C++ compiler that links for the boards, e.g. `aarch64-linux-gnu-g++`; None: what `linker` finds.
         queue_timeout_s: longest time in which no board answers, seconds.
         upload_timeout_s: for connecting and uploading one program, seconds.
         max_losses: connections lost in a row before the device is given up.
@@ -151,10 +132,8 @@ class RpcRunner(PoolRunner[_Station]):
     ) -> None:
         super().__init__(limits, on_step)
         if min(build_workers, max_losses, queue_timeout_s, upload_timeout_s) <= 0:
-            raise InvalidInputError(
-                f"{build_workers=}, {max_losses=}, {queue_timeout_s=} and {upload_timeout_s=} must all be positive"
-            )
-
+            counts = f"{build_workers=}, {max_losses=}, {queue_timeout_s=} and {upload_timeout_s=}"
+            raise InvalidInputError(f"{counts} must all be positive")
         trackers.parse_address(tracker)
         self._tracker, self._key, self._cc = tracker, key, cc
         self._queue_timeout_s, self._upload_timeout_s, self._max_losses = queue_timeout_s, upload_timeout_s, max_losses
@@ -186,15 +165,13 @@ class RpcRunner(PoolRunner[_Station]):
         self._built.clear()
         super()._abandon()
 
-    # -- the loop
     def _measure(self, inputs: Iterator[MeasureInput]) -> Iterator[MeasureOutcome]:
-        self._health.start()
+        self._health.answered(None)
         more = True
         while True:
             self._count_boards()
             while more and not self._to_build and self._flying < len(self._builders) + 2 * len(self._boards):
-                job = next(inputs, None)
-                more = job is not None
+                more = (job := next(inputs, None)) is not None
                 if job is not None:
                     self._to_build.append(_Program(job))
                     self._start_work()
@@ -238,31 +215,33 @@ class RpcRunner(PoolRunner[_Station]):
         assert station.work is not None
         role, hello = "board", tuple[Any, ...](self._options)
         if station.builds:
-            role, hello = "build", (str(self._build_folder()), *linker(station.work.job.target, self._cc))
+            if self._folder is None:
+                clear_leftovers(Path(tempfile.gettempdir()), FOLDER)
+                self._folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-"))
+            role, hello = "build", (str(self._folder), *linker(station.work.job.target, self._cc))
         return WorkerProcess(("-P", "-m", "tlp.measure.rpc_worker", role), hello, threads=1)
 
     def _task(self, station: _Station) -> tuple[Any, str, float]:
         assert station.work is not None
         work, job = station.work, station.work.job
         if station.builds:
-            message = (job.module_json, dict(job.target), check_message(job))
+            message = (job.module_json, dict(job.target), tuple(job.check) if job.check else None)
             return message, "build", self._limits.build_timeout_s
         name = f"program{linker(job.target, self._cc)[1]}"
         check_args = job.check.args if job.check is not None else ()
         task = BoardTask(work.library, name, str(job.target["kind"]), job.args, work.check, check_args)
         return tuple(task), "queue", self._queue_timeout_s
 
-    # -- what the processes say
     def _said(self, station: _Station, message: Any, spent_s: float) -> MeasureOutcome | None:
         assert station.work is not None
         work, limits = station.work, self._limits
         match message:
             case ("built", build_s, library):
                 work.build_s, work.library = build_s, library
-                if work.job.check is None:
-                    self._hand_over(station)
-                else:
+                if work.job.check is not None:
                     self._enter(station, "reference", 2 * limits.build_timeout_s + limits.run_timeout_s)
+                else:
+                    self._hand_over(station)
             case ("reference", check, problem):
                 self._hand_over(station, check, problem)
             case ("waiting", reason):
@@ -318,13 +297,13 @@ class RpcRunner(PoolRunner[_Station]):
             self._hand_over(station, problem=f"computing the reference took longer than {spent_s:.0f} s")
             return None
         if step == "upload":
-            limit_s = self._upload_timeout_s
-            return self._lost(station, f"connecting and uploading took longer than {limit_s:g} s", spent_s)
+            why = f"connecting and uploading took longer than {self._upload_timeout_s:g} s"
+            return self._lost(station, why, spent_s)
         if step != "build":
-            if station.address is not None and not trackers.answers(*station.address, ANSWER_S):
-                host, port = station.address
-                return self._lost(station, f"{host}:{port} does not answer any more", spent_s)
-            self._health.answered(station.address)
+            address = station.address
+            if address is not None and not trackers.answers(*address, ANSWER_S):
+                return self._lost(station, f"{address[0]}:{address[1]} does not answer any more", spent_s)
+            self._health.answered(address)
         return super()._too_late(station, step, spent_s)
 
     def _lost(self, station: _Station, reason: str, spent_s: float) -> MeasureOutcome | None:
@@ -332,7 +311,8 @@ class RpcRunner(PoolRunner[_Station]):
         assert station.work is not None
         work, step = station.work, station.phase
         was_well = self._health.lost(station.address)
-        losses, pause_s = self._health.losses, self._health.pause_s
+        losses = self._health.losses
+        pause_s = min(BACKOFF_S[0] * 2.0 ** min(losses - 1, 16), BACKOFF_S[1])
         station.not_before = time.monotonic() + pause_s
         work.outcome = None
         log.warning("connection lost (%d in a row, step %s): %s; next try in %.1f s", losses, step, reason, pause_s)
@@ -350,21 +330,5 @@ class RpcRunner(PoolRunner[_Station]):
         return None
 
     def _gave_up(self, why: str) -> DeviceLostError:
-        return DeviceLostError(
-            f"boards of key {self._key!r} at tracker {self._tracker} are lost: {why}", next_command="tlp doctor"
-        )
-
-    def _build_folder(self) -> Path:
-        if self._folder is None:
-            _sweep()
-            self._folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-"))
-        return self._folder
-
-
-def _sweep() -> None:
-    """Remove the folders of processes that were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
-        pid = folder.name.removeprefix(FOLDER).partition("-")[0]
-        with suppress(OSError):
-            if pid.isdecimal() and not psutil.pid_exists(int(pid)):
-                shutil.rmtree(folder, ignore_errors=True)
+        text = f"boards of key {self._key!r} at tracker {self._tracker} are lost: {why}"
+        return DeviceLostError(text, next_command="tlp doctor")

@@ -48,9 +48,6 @@ REQUEST_S = 60.0  # a tracker that died without a word is noticed after this lon
 RETRY_S = (0.5, 10.0)  # first and longest pause before a tracker that does not answer is tried again
 
 
-Arg = tuple[str, Sequence[int]]
-
-
 class BoardOptions(NamedTuple):
     """What the board process has to know; `timing`: a `worker.Timing` as it crosses the pipe."""
 
@@ -61,23 +58,20 @@ class BoardOptions(NamedTuple):
 
 
 class BoardTask(NamedTuple):
-    """One program for a board.
+    """One program for a board, as the bytes of a library and the name of the file they become there.
 
     Attributes:
-        library: its bytes.
-        name: of the file they become there.
         kind: of the target.
-        args: dtype and shape of every argument.
-        check: the library to compare with the reference and what that computes; None: do not compare.
+        check: the library to compare with the reference, and what that computes; None: do not compare.
         check_args: arguments of that library.
     """
 
     library: bytes
     name: str
     kind: str
-    args: Sequence[Arg]
+    args: Sequence[worker.Arg]
     check: tuple[bytes, list[Any]] | None
-    check_args: Sequence[Arg]
+    check_args: Sequence[worker.Arg]
 
 
 class ProgramError(Exception):
@@ -96,7 +90,6 @@ def rpc_reason(exc: BaseException) -> str:
     return (of_session or telling or [worker.one_line(exc)])[0][: worker.REASON_CHARS]
 
 
-# -- building ---------------------------------------------------------------------------------------------------
 def build_loop(connection: Connection) -> None:
     """Build what comes in until the other end closes."""
     folder, compiler, suffix = connection.recv()
@@ -135,7 +128,6 @@ def _library(module_json: str, target: dict[str, Any], path: Path, compiler: str
         path.unlink(missing_ok=True)
 
 
-# -- a board ----------------------------------------------------------------------------------------------------
 def board_loop(connection: Connection) -> None:
     """Run what comes in, each program in a session of its own, until the other end closes."""
     options = BoardOptions(*connection.recv())
@@ -192,7 +184,7 @@ class _Board:
         Raises:
             LostError: the connection broke.
             ProgramError: the program raised, or ended its process.
-            TooSlowError: see `worker`.
+            TooSlowError: not one repeat fits in the time-out.
         """
         host, port, match_key = assignment
         try:
@@ -211,7 +203,10 @@ class _Board:
             raise LostError(reason) from None
 
     def _work(self, remote: Any, task: BoardTask) -> None:
-        self._tell_facts(remote)
+        if self._ask_facts:  # once; TVM's own server has none
+            self._ask_facts = False
+            with contextlib.suppress(AttributeError, ValueError):
+                self._connection.send(("facts", json.loads(remote.get_function("tlp.board.facts")())))
         device = remote.cpu(0) if task.kind in ("llvm", "c") else remote.device(task.kind, 0)
         module = _load(remote, task.library, task.name)
         self._connection.send(("uploaded",))
@@ -227,15 +222,7 @@ class _Board:
         if library != task.library:
             module = _load(remote, library, "check.so")
         results = worker.results_of(module, device, task.check_args)
-        self._connection.send(worker.verdict(worker.difference(results, expected)))
-
-    def _tell_facts(self, remote: Any) -> None:
-        """Once; TVM's own server has none."""
-        if not self._ask_facts:
-            return
-        self._ask_facts = False
-        with contextlib.suppress(AttributeError, ValueError):
-            self._connection.send(("facts", json.loads(remote.get_function("tlp.board.facts")())))
+        self._connection.send(worker.verdict(results, expected))
 
     def _argument(self, remote: Any, dtype: str, shape: Sequence[int], device: Any) -> Any:
         if dtype.startswith(("int", "uint", "bool")):  # small values: programs that gather stay inside their tables

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import heapq
+import os
+import queue
+import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from storage import Device, DeviceState, MeasurementState, MeasurementStore, ReasonCode, Workload
 from tlp.core.errors import AllFailedError, DeviceLostError, InvalidInputError, NotFoundError
 from tlp.core.fleet import Fleet
 from tlp.exchange import landing
 from tlp.fleet.states import device_activity, move
-from tlp.measure._prefetch import Prefetch
 from tlp.measure.canary import CanaryWatch
 from tlp.measure.contract import MeasureInput, MeasureOutcome, Proposer, Runner, measure_input
 from tlp.measure.endpoint import require_measurable
@@ -26,12 +29,16 @@ from tlp.measure.recorder import Recorder
 if TYPE_CHECKING:
     from tlp.programs.space import Candidate
 
+T = TypeVar("T")
 Progress = Callable[[int, int, int], None]
 """Called with (done, ok, failed) of this session after every program."""
 
 MAX_PER_VISIT = 16  # programs sampled of one workload before the next one's turn
 MAX_ATTEMPTS_FACTOR = 3  # programs tried per OK sample asked for, before a session gives up
 COMMIT_EVERY_S = 30.0  # slow programs must not keep results out of the store for minutes
+PREFETCH_NICE = 10  # a tenth of the CPU against a busy thread of normal priority
+PREFETCH_POLL_S = 0.2
+PREFETCH_JOIN_S = 30.0  # longest single step of the source that closing waits for
 
 
 @dataclass(frozen=True)
@@ -39,11 +46,10 @@ class MeasureReport:
     """What a session did.
 
     Attributes:
-        ok: OK samples added that training takes.
+        ok, flagged: OK samples added that training takes; and those added while the canary was off.
         failed: programs that failed.
         workloads: workloads with at least one OK sample from this session.
         states: programs by `MeasurementState`.
-        flagged: OK samples added while the canary was off; not in `ok`.
         seconds: wall time.
         reason, code: "done", or why there are fewer OK samples than asked for.
     """
@@ -68,29 +74,25 @@ def measure_device(
     run_id: str,
     sampler: Proposer,
     runner: Runner,
-    on_progress: Progress | None = None,
+    on_progress: Progress = lambda _done, _ok, _failed: None,
     workload_ids: Sequence[str] | None = None,
 ) -> MeasureReport:
     """Measure programs that were never measured on the device until `samples` more are OK and not flagged.
 
     Programs are spread over the workloads breadth first, the least measured first, so that any budget covers as many
-    workloads as it can. Sampling runs ahead in a thread while the runner works. Results are committed
-    `settings.measure_batch` at a time, one transaction each (with `settings.measure_landing` handed in through the
-    landing folder, so that measuring never waits for the store); on Ctrl-C or an error what was measured is committed
-    before the exception passes. The device is MEASURING meanwhile. Before each batch the canary is measured
-    (`tlp.measure.canary`); what is measured while it is off is stored, flagged, and does not count.
+    workloads as it can. Sampling runs ahead in a thread. Results are committed `settings.measure_batch` at a time, one
+    transaction each (with `settings.measure_landing` through the landing folder, so that measuring never waits for the
+    store), also on Ctrl-C or an error. The device is MEASURING meanwhile. Before each batch the canary is measured;
+    what is measured while it is off is flagged. Failures and flagged samples are stored and do not count.
 
     Args:
-        samples: OK samples to add; failures and flagged samples are stored too but do not count.
         run_id: the run the measurements belong to (`tlp.fleet.runs.open_run`).
-        workload_ids: workloads to measure; None: those of every network, held-out ones included (evaluation on this
-            device needs samples of them).
+        workload_ids: None: those of every network, held-out ones included (evaluation on this device needs them).
 
     Raises:
         NotFoundError: no such workload, or no network yet.
         InvalidInputError: samples < 1.
-        UserError: the device cannot be measured (retired, quarantined, of a data set); or it was lost or failed, and a
-            person has retired it meanwhile: it stays so.
+        UserError: the device cannot be measured (retired, quarantined, of a data set), or was retired meanwhile.
         AllFailedError: as many programs as make a batch failed in a row; the device is QUARANTINED.
         DeviceLostError: the device was lost and not back within `settings.probe_patience_s`; it is QUARANTINED.
         DeviceError: the runner cannot measure anything.
@@ -122,13 +124,10 @@ def measure_device(
 
 def _workloads(store: MeasurementStore, workload_ids: Sequence[str] | None) -> list[Workload]:
     if workload_ids is None:
-        ids = dict.fromkeys(task.workload_id for network in store.list_networks() for task in network.tasks)
-        workload_ids = list(ids)
+        workload_ids = list({task.workload_id: None for net in store.list_networks() for task in net.tasks})
     if not workload_ids:
-        raise NotFoundError(
-            "there is no workload to measure: no network was added yet",
-            next_command="tlp network add resnet_18 --builtin resnet_18",
-        )
+        why = "there is no workload to measure: no network was added yet"
+        raise NotFoundError(why, next_command="tlp network add resnet_18 --builtin resnet_18")
     return store.get_workloads(workload_ids)
 
 
@@ -141,8 +140,7 @@ def _propose(
     order = [(len(measured[w.workload_id]), index) for index, w in enumerate(workloads)]
     heapq.heapify(order)
     while order:
-        _, index = heapq.heappop(order)
-        workload = workloads[index]
+        workload = workloads[index := heapq.heappop(order)[1]]
         known = measured[workload.workload_id]
         fresh = [c for c in sampler.propose(workload, per_visit, known) if c.program.program_id not in known]
         if not fresh:
@@ -160,24 +158,65 @@ def _with_inputs(
         yield candidate, measure_input(candidate, target, check=check_every > 0 and number % check_every == 0)
 
 
+class Prefetch(Generic[T], Iterator[T]):
+    """`source`, taken at most `depth` items ahead of the consumer by a thread.
+
+    From the second item on the thread has a low priority, and so have the threads it starts: sampling the next
+    programs must not slow down the one that is being timed. Use as a context manager: leaving it ends the thread. An
+    exception of the source is raised in the consumer, at its place.
+    """
+
+    def __init__(self, source: Iterable[T], depth: int) -> None:
+        self._source = iter(source)
+        self._queue: queue.Queue[tuple[T] | Exception] = queue.Queue(maxsize=depth)
+        self._stop = threading.Event()
+        self._end: Exception | None = None
+        self._thread = threading.Thread(target=self._fill, name="tlp-prefetch", daemon=True)
+        self._thread.start()
+
+    def __next__(self) -> T:
+        item = self._queue.get() if self._end is None else StopIteration()
+        if isinstance(item, Exception):
+            self._end = item
+            raise item
+        return item[0]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        self._thread.join(timeout=PREFETCH_JOIN_S)
+
+    def _fill(self) -> None:
+        end: Exception = StopIteration()
+        try:
+            for number, item in enumerate(self._source):
+                if not self._put((item,)):
+                    return
+                if number == 0 and sys.platform == "linux":  # there, a thread has a priority of its own
+                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PREFETCH_NICE)
+        except Exception as exc:  # noqa: BLE001 - handed over to the consumer
+            end = exc
+        self._put(end)
+
+    def _put(self, item: tuple[T] | Exception) -> bool:
+        """Wait for room; False if the consumer is gone."""
+        while not self._stop.is_set():
+            with suppress(queue.Full):
+                self._queue.put(item, timeout=PREFETCH_POLL_S)
+                return True
+        return False
+
+
 class _Session:
     """Counts, and the rule for stopping."""
 
     def __init__(
-        self,
-        recorder: Recorder,
-        watch: CanaryWatch,
-        device: str,
-        samples: int,
-        batch: int,
-        on_progress: Progress | None,
+        self, recorder: Recorder, watch: CanaryWatch, device: str, samples: int, batch: int, on_progress: Progress
     ) -> None:
-        self._recorder = recorder
-        self._watch = watch
-        self._device = device
-        self._samples = samples
-        self._batch = batch
-        self._on_progress = on_progress
+        self._recorder, self._watch, self._device = recorder, watch, device
+        self._samples, self._batch, self._on_progress = samples, batch, on_progress
         self._flagged = 0
         self._flying: dict[str, Candidate] = {}
         self._states: Counter[str] = Counter()
@@ -205,17 +244,13 @@ class _Session:
                 if tried == before:
                     return ReasonCode.EXHAUSTED, "the design spaces of these workloads have no more programs"
                 if tried >= max(MAX_ATTEMPTS_FACTOR * self._samples, self._batch) and self._ok < self._samples:
-                    why = f"gave up: only {self._ok} of {tried} programs were OK{self._flagged_note()}"
+                    why = f"gave up: only {self._ok} of {tried} programs were OK"
+                    if self._flagged:
+                        off = f"{self._watch.off_checks} of {self._watch.checks} batches"
+                        why += f" and measured on a steady machine: the canary was off in {off}"
+                        why += f" (tlp device show {self._device})"
                     return ReasonCode.GAVE_UP, why
             return ReasonCode.DONE, "done"
-
-    def _flagged_note(self) -> str:
-        if not self._flagged:
-            return ""
-        return (
-            f" and measured on a steady machine: the canary was off in {self._watch.off_checks} of "
-            f"{self._watch.checks} batches (tlp device show {self._device})"
-        )
 
     def _inputs(self, candidates: Iterator[tuple[Candidate, MeasureInput]]) -> Iterator[MeasureInput]:
         for candidate, job in candidates:
@@ -229,8 +264,7 @@ class _Session:
         if outcome.state is MeasurementState.OK:
             self._flagged += bool(row.canary_off)
             self._workloads.add(candidate.program.workload_id)
-        if self._on_progress is not None:
-            self._on_progress(self._states.total(), self._ok, self._failed)
+        self._on_progress(self._states.total(), self._ok, self._failed)
         if len(self._recorder.pending) >= self._batch or self._recorder.waits_s > COMMIT_EVERY_S:
             self._recorder.commit()
         if len(self._recorder.failures) >= min(self._batch, self._samples):
@@ -238,15 +272,5 @@ class _Session:
 
     def report(self, run_id: str, seconds: float, code: ReasonCode, reason: str) -> MeasureReport:
         """What was done so far."""
-        return MeasureReport(
-            device=self._device,
-            run_id=run_id,
-            ok=self._ok,
-            failed=self._failed,
-            workloads=len(self._workloads),
-            states=dict(self._states),
-            seconds=seconds,
-            reason=reason,
-            code=code,
-            flagged=self._flagged,
-        )
+        counts = (self._ok, self._failed, len(self._workloads), dict(self._states))
+        return MeasureReport(self._device, run_id, *counts, seconds, reason, code, self._flagged)

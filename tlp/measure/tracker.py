@@ -12,7 +12,6 @@ import reprlib
 import socket
 import struct
 import time
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 from tlp.core.errors import DeviceError, InvalidInputError
@@ -25,13 +24,7 @@ _UNREADABLE: Final = (ValueError, OverflowError, RecursionError)
 
 
 class Queue(NamedTuple):
-    """What a tracker says about one key.
-
-    Attributes:
-        total: boards registered under it.
-        free: boards waiting for work.
-        pending: requests waiting for a board.
-    """
+    """Of one key: boards registered under it, those that wait for work, and requests that wait for a board."""
 
     total: int
     free: int
@@ -47,17 +40,12 @@ class Assignment(NamedTuple):
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """`HOST:PORT` → host and port; an IPv6 host stands in brackets.
-
-    Raises:
-        InvalidInputError: it is not of that form.
-    """
+    """`HOST:PORT` → host and port, an IPv6 host in brackets; InvalidInputError if it is not of that form."""
     host, colon, port = text.strip().rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isdecimal() or len(port) > 5 or not 0 < int(port) < 1 << 16:
-        raise InvalidInputError(
-            f"tracker {text!r} is not HOST:PORT, e.g. 192.168.1.5:9190", next_command="tlp device enroll --help"
-        )
+        why = f"tracker {text!r} is not HOST:PORT, e.g. 192.168.1.5:9190"
+        raise InvalidInputError(why, next_command="tlp device enroll --help")
     return host, int(port)
 
 
@@ -66,7 +54,7 @@ def answers(host: str, port: int, timeout_s: float) -> bool:
     try:
         with socket.create_connection((host, port), timeout=timeout_s):
             return True
-    except (OSError, ValueError):  # ValueError: no host can have that name, see `TrackerClient`
+    except (OSError, ValueError):  # ValueError: no host can have that name
         return False
 
 
@@ -75,8 +63,7 @@ class TrackerClient:
 
     Args:
         address: `HOST:PORT`.
-        timeout_s: longest wait for the connection and for every whole answer, seconds, however slowly it comes; None in
-            `request` waits for ever.
+        timeout_s: longest wait for the connection and for every whole answer, seconds, however slowly it comes.
 
     Raises:
         InvalidInputError: the address is not of that form.
@@ -92,10 +79,8 @@ class TrackerClient:
         except OSError as exc:
             raise self._error(exc, timeout_s) from exc
         except ValueError as exc:  # UnicodeError of the IDNA encoder
-            raise DeviceError(
-                f"the tracker at {address!r} cannot be asked: no host is named {host!r} ({exc})",
-                next_command="tlp device enroll --help",
-            ) from exc
+            why = f"the tracker at {address!r} cannot be asked: no host is named {host!r} ({exc})"
+            raise DeviceError(why, next_command="tlp device enroll --help") from exc
         try:
             self._socket.sendall(struct.pack("<i", MAGIC))
             (magic,) = struct.unpack("<i", self._read(4, time.monotonic() + timeout_s))
@@ -104,16 +89,12 @@ class TrackerClient:
             raise self._error(exc, timeout_s) from exc
         if magic != MAGIC:
             self.close()
-            raise DeviceError(
-                f"what answers at {address} is no TVM RPC tracker (it said {magic:#x})", next_command=self._start()
-            )
+            raise self._failure(f"is no TVM RPC tracker: what answers there said {magic:#x}")
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -122,42 +103,31 @@ class TrackerClient:
             self._socket.close()
 
     def queues(self) -> dict[str, Queue]:
-        """Every key the tracker knows.
-
-        Raises:
-            DeviceError: no answer, or none that can be read.
-        """
+        """Every key the tracker knows; DeviceError if no answer comes, or none that can be read."""
         summary = self._ask([_SUMMARY], self._timeout_s)
         try:
             keys = [str(server["key"]).partition(":")[2] for server in summary["server_info"]]
             waiting = {str(key): value for key, value in summary["queue_info"].items()}
-            return {
-                key: Queue(
-                    keys.count(key),
-                    int(waiting.get(key, {}).get("free", 0)),
-                    int(waiting.get(key, {}).get("pending", 0)),
-                )
-                for key in dict.fromkeys([*keys, *waiting])
-            }
+            queues = {}
+            for key in dict.fromkeys([*keys, *waiting]):
+                free, pending = (int(waiting.get(key, {}).get(name, 0)) for name in ("free", "pending"))
+                queues[key] = Queue(keys.count(key), free, pending)
+            return queues
         except (*_UNREADABLE, KeyError, TypeError, AttributeError) as exc:
-            raise self._nonsense(f"gave a summary that cannot be read: {reprlib.repr(summary)}") from exc
+            raise self._failure(f"gave a summary that cannot be read: {reprlib.repr(summary)}") from exc
 
     def queue(self, key: str) -> Queue:
         """One key; all zero if the tracker does not know it."""
         return self.queues().get(key, Queue(0, 0, 0))
 
     def request(self, key: str, timeout_s: float | None = None) -> Assignment:
-        """Wait for a board of that key.
-
-        Raises:
-            DeviceError: the tracker went away, or `timeout_s` seconds passed.
-        """
-        found = self._ask([_REQUEST, key, "", 1], timeout_s)
+        """Wait for a board of that key (None: for ever); DeviceError if the tracker goes away or the time passes."""
+        answer = self._ask([_REQUEST, key, "", 1], timeout_s)
         try:
-            host, port, match_key = found
+            host, port, match_key = answer
             return Assignment(str(host), int(port), str(match_key))
         except (*_UNREADABLE, TypeError) as exc:
-            raise self._nonsense(f"gave no board: {reprlib.repr(found)}") from exc
+            raise self._failure(f"gave no board: {reprlib.repr(answer)}") from exc
 
     def _ask(self, message: list[Any], timeout_s: float | None) -> Any:
         data = json.dumps(message).encode()
@@ -167,14 +137,14 @@ class TrackerClient:
             self._socket.sendall(struct.pack("<i", len(data)) + data)
             (size,) = struct.unpack("<i", self._read(4, deadline))
             if not 0 < size <= MAX_MESSAGE_BYTES:
-                raise self._nonsense(f"announced a message of {size} bytes")
+                raise self._failure(f"announced a message of {size} bytes")
             answer = json.loads(self._read(size, deadline))
         except OSError as exc:
             raise self._error(exc, self._timeout_s if timeout_s is None else timeout_s) from exc
         except _UNREADABLE as exc:
-            raise self._nonsense(f"said what cannot be read: {exc}") from exc
+            raise self._failure(f"said what cannot be read: {exc}") from exc
         if not isinstance(answer, list) or len(answer) != 2 or answer[0] != _SUCCESS:
-            raise self._nonsense(f"refused: {reprlib.repr(answer)}")
+            raise self._failure(f"refused: {reprlib.repr(answer)}")
         return answer[1]
 
     def _read(self, count: int, deadline: float | None) -> bytes:
@@ -192,12 +162,10 @@ class TrackerClient:
             parts += chunk
         return bytes(parts)
 
-    def _nonsense(self, what: str) -> DeviceError:
-        return DeviceError(f"the tracker at {self.address} {what}", next_command=self._start())
+    def _failure(self, what: str) -> DeviceError:
+        start = f"python -m tvm.exec.rpc_tracker --host 0.0.0.0 --port {parse_address(self.address)[1]}"
+        return DeviceError(f"the tracker at {self.address} {what}", next_command=start)
 
     def _error(self, exc: OSError, timeout_s: float) -> DeviceError:
         why = f"no answer within {timeout_s:g} s" if isinstance(exc, TimeoutError) else exc.strerror or str(exc)
-        return DeviceError(f"the tracker at {self.address} does not answer: {why}", next_command=self._start())
-
-    def _start(self) -> str:
-        return f"python -m tvm.exec.rpc_tracker --host 0.0.0.0 --port {parse_address(self.address)[1]}"
+        return self._failure(f"does not answer: {why}")

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import statistics
@@ -45,14 +46,6 @@ OUTLIER_FLOOR = 0.01  # ... unless it is nearer than this part of it: repeats ma
 TOLERANCE = {"float64": 1e-6, "float32": 1e-3, "float16": 2e-2}
 
 
-def die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel for SIGKILL when the parent is gone: it comes even while native code hangs."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:  # it died before the request was in force
-        os._exit(1)
-
-
 def one_line(exc: BaseException) -> str:
     """`Type: first line of the message`, at most REASON_CHARS characters."""
     lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
@@ -68,13 +61,8 @@ class TooSlowError(Exception):
 
 
 def repeats_that_fit(once_s: float, repeat: int, left_s: float) -> int:
-    """How many repeats (0 .. `repeat`) of a program that takes `once_s` seconds fit in `left_s` seconds.
-
-    The evaluator runs the program once more before the repeats.
-    """
-    if once_s <= SLOW_RUN_S:
-        return repeat
-    return max(0, min(repeat, int(left_s / once_s) - 1))
+    """How many repeats (0 .. `repeat`) of `once_s` seconds fit in `left_s`, after the evaluator's first run."""
+    return repeat if once_s <= SLOW_RUN_S else max(0, min(repeat, int(left_s / once_s) - 1))
 
 
 class Timing(NamedTuple):
@@ -127,14 +115,10 @@ def time_program(
 ) -> list[float]:
     """Warm up, time, and time again what disagrees; seconds of every repeat, outliers included.
 
-    Whoever times programs, here, on a board or in pretence, does it through this.
-
     Args:
         run: runs the program once and waits for it.
         evaluate: seconds of each of so many repeats; runs the program once more before them.
-        timing: how.
         started: on `clock`, when `timing.run_timeout_s` began.
-        clock: seconds.
 
     Raises:
         TooSlowError: no repeat fits in the time-out.
@@ -163,52 +147,39 @@ def time_program(
     return run_secs
 
 
-def check_values(args: Sequence[Arg]) -> list[Any]:
-    """Values to compute results from, the same in every process; floats in [0, 1), integers 0 or 1.
+def draw(rng: Any, dtype: str, shape: Sequence[int]) -> Any:
+    """Random numpy values: floats in [0, 1), integers and booleans 0 or 1, so that gathers stay inside their tables.
 
     Raises:
-        TypeError: numpy does not know a dtype.
+        TypeError: numpy does not know the dtype.
     """
     import numpy as np
 
-    rng = np.random.default_rng(0)
-    values: list[Any] = []
-    for dtype, shape in args:
-        kind = np.dtype(dtype)
-        small = kind.kind in "iub"
-        drawn = rng.integers(0, 2, size=tuple(shape)) if small else rng.random(tuple(shape), dtype="float32")
-        values.append(drawn.astype(kind))
-    return values
+    kind = np.dtype(dtype)
+    size = tuple(shape)
+    drawn = rng.integers(0, 2, size=size) if kind.kind in "iub" else rng.random(size, dtype="float32")
+    return drawn.astype(kind)
 
 
-def difference(results: Sequence[Any], reference: Sequence[Any]) -> str | None:
-    """Where results are not those of the reference, in one line; None if they agree.
+def verdict(results: Sequence[Any], reference: Sequence[Any]) -> tuple[str, str | None]:
+    """The message about a program's results: right, or wrong and where they are not those of the reference.
 
     NaN agrees with NaN only. Integers agree exactly, floats within `TOLERANCE` of the largest value of their array.
     """
     import numpy as np
 
     for number, (ours, theirs) in enumerate(zip(results, reference, strict=True)):
-        if ours.dtype.kind not in "fV":
-            wrong = ours != theirs
-        else:
+        wrong = ours != theirs
+        if ours.dtype.kind in "fV":
             a, b = ours.astype("float64"), theirs.astype("float64")
-            finite = np.abs(b[np.isfinite(b)])
-            scale = max(1e-6, float(finite.max(initial=0.0)))
-            near = np.isclose(a, b, rtol=0.0, atol=scale * TOLERANCE.get(str(ours.dtype), 2e-2), equal_nan=True)
-            wrong = ~near
+            scale = max(1e-6, float(np.abs(b[np.isfinite(b)]).max(initial=0.0)))
+            wrong = ~np.isclose(a, b, rtol=0.0, atol=scale * TOLERANCE.get(str(ours.dtype), 2e-2), equal_nan=True)
         if wrong.any():
             first = tuple(int(i) for i in np.argwhere(wrong)[0])
-            return (
-                f"argument {number} differs from the reference in {int(wrong.sum())} of {wrong.size} places, "
-                f"first at {first}: {ours[first]} instead of {theirs[first]}"
-            )
-    return None
-
-
-def verdict(reason: str | None) -> tuple[str, str | None]:
-    """The message about results that differ from the reference for that reason; None: they do not."""
-    return ("right", None) if reason is None else ("wrong", reason)
+            places = f"{int(wrong.sum())} of {wrong.size} places, first at {first}"
+            why = f"argument {number} differs from the reference in {places}: {ours[first]} instead of {theirs[first]}"
+            return "wrong", why
+    return "right", None
 
 
 class ValuePool:
@@ -217,40 +188,28 @@ class ValuePool:
     Arguments are fresh copies: a program that writes NaN or denormals cannot slow down the next one.
     """
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self) -> None:
         import numpy as np
 
-        self._np = np
-        self._rng = np.random.default_rng(seed)
+        self._rng = np.random.default_rng(0)
         self._values: dict[str, Any] = {}
 
     def take(self, dtype: str, shape: Sequence[int]) -> Any:
-        """A numpy view of that dtype and shape. Floats lie in [0, 1), integers and booleans are 0 or 1.
-
-        Small integers keep programs that gather inside their tables.
-
-        Raises:
-            TypeError: numpy has no such dtype.
-        """
-        size = 1
-        for extent in shape:
-            size *= int(extent)
+        """A numpy view of that dtype and shape, as `draw` gives them. TypeError: numpy has no such dtype."""
+        size = math.prod(map(int, shape))
         values = self._values.get(dtype)
         if values is None or values.size < size:
-            kind = self._np.dtype(dtype)
-            if kind.kind in "iub":
-                values = self._rng.integers(0, 2, size=size).astype(kind)
-            else:
-                values = self._rng.random(size, dtype="float32").astype(kind)
-            self._values[dtype] = values
+            values = self._values[dtype] = draw(self._rng, dtype, (size,))
         return values[:size].reshape(tuple(shape))
 
 
 def results_of(module: Any, device: Any, args: Sequence[Arg]) -> list[Any]:
-    """Every argument after one run of `main` on `check_values`, as numpy arrays."""
+    """Every argument after one run of `main` on values that are the same in every process, as numpy arrays."""
+    import numpy as np
     import tvm
 
-    arrays = [tvm.runtime.tensor(values, device) for values in check_values(args)]
+    rng = np.random.default_rng(0)
+    arrays = [tvm.runtime.tensor(draw(rng, dtype, shape), device) for dtype, shape in args]
     module["main"](*arrays)
     device.sync()
     return [array.numpy() for array in arrays]
@@ -300,7 +259,7 @@ class Engine:
         return time_on(device, library, str(target["kind"]), arrays, self._timing, started)
 
     def reference(self, check: Check, target: Mapping[str, Any]) -> list[Any]:
-        """What the reference computes from `check_values`, every argument; computed once, the last few are kept."""
+        """What the reference computes, every argument; computed once, the last few are kept."""
         _module, reference_json, name, args = check
         if name not in self._references:
             while len(self._references) >= REFERENCES_KEPT:
@@ -315,7 +274,7 @@ class Engine:
         except Exception as exc:  # noqa: BLE001 - not the program's fault, whatever it is
             return "right", f"the reference cannot be computed: {one_line(exc)}"
         try:
-            return verdict(difference(self._results(check[0], target, check[3]), reference))
+            return verdict(self._results(check[0], target, check[3]), reference)
         except Exception as exc:  # noqa: BLE001 - whatever a program raises is that program's outcome
             return "wrong", one_line(exc)
 
@@ -360,7 +319,10 @@ def serve(connection: Connection) -> None:
 
 def work(descriptor: int, parent_pid: int, loop: Callable[[Connection], None]) -> None:
     """Run the loop of a worker process on its end of the pipe, until the parent closes the other or is gone."""
-    die_with_parent(parent_pid)
+    if sys.platform == "linux":  # SIGKILL from the kernel when the parent is gone, also while native code hangs
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:  # it died before the request was in force
+        os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when this process ends
     # tvm imports torch when it finds it, and needs it for nothing here: 200 MB and a second per worker.
     sys.modules["torch"] = None  # type: ignore[assignment]

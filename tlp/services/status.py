@@ -18,8 +18,8 @@ from tlp.core.settings import Settings
 from tlp.exchange import landing
 from tlp.fleet import quality
 from tlp.measure import canary
+from tlp.measure.canary import noise_floor
 from tlp.measure.endpoint import endpoint_of
-from tlp.measure.noise import noise_floor
 from tlp.registry import CHAMPION, kept, model_name, models_at
 from tlp.services.contract import ServicesView
 from tlp.services.schedules import ask

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from storage import (
 from tests.fleets import fleet_of
 from tlp import deploy
 from tlp.core.errors import DeviceError, NotFoundError, UserError
+from tlp.core.processes import clear_leftovers
 from tlp.core.settings import Settings
 from tlp.deploy import _best
 from tlp.deploy._measure import max_abs_error, run_libraries
@@ -127,7 +129,7 @@ def test_best_writes_a_checked_library_and_a_database(store: DuckDBStore, settin
     assert report.estimated_latency_s == pytest.approx(1e-3 * sum(t.weight for t in tasks))
     assert len(records_of(report.database)) == len(tasks)
     keys = {"network", "device", "library", "database", "measured_latency_s", "max_abs_error"}
-    assert keys <= set(report.to_json())
+    assert keys <= set(asdict(report))
 
     again = deploy.best(fleet_of(settings, store), network="net", device="a", out=tmp_path / "out")
     assert (again.library, again.database) == (report.library, report.database)
@@ -174,10 +176,10 @@ def test_layout_rewrites_of_constant_weights_are_done_at_compile_time(nets: None
     assert rewritten
     compiled = deploy.compile_network(module, target, database)
     machine = relax.VirtualMachine(compiled.executable, tvm.cpu())
-    found = machine["main"](tvm.runtime.tensor(imported.example_args[0].numpy()))[0].numpy()
+    outputs = machine["main"](tvm.runtime.tensor(imported.example_args[0].numpy()))[0].numpy()
     assert imported.module is not None
     expected = imported.module(*imported.example_args).detach().numpy()
-    error, tolerance = max_abs_error([found], [expected])
+    error, tolerance = max_abs_error([outputs], [expected])
     assert error <= tolerance
 
 
@@ -237,5 +239,5 @@ def test_what_a_killed_process_left_is_cleared(tmp_path: Path) -> None:
     (tmp_path / f".best-{dead.pid}-abc").mkdir()
     (tmp_path / f".best-{os.getpid()}-abc").mkdir()
     (tmp_path / "net-a.so").touch()
-    _best.clear_leftovers(tmp_path)
+    clear_leftovers(tmp_path, _best.SCRATCH)
     assert sorted(p.name for p in tmp_path.iterdir()) == [f".best-{os.getpid()}-abc", "net-a.so"]

@@ -131,7 +131,7 @@ def test_another_tvm_is_told_from_another_machine(store: DuckDBStore, monkeypatc
     same = watch(store, slow)
     same.check()
     assert "so it is the machine" in same.take()[0].reason
-    monkeypatch.setattr(canary, "_tvm_version", lambda: "99.0")
+    monkeypatch.setattr(canary.metadata, "version", lambda _package: "99.0")
     other = watch(store, slow)
     other.check()
     assert "not the machine but what measures it changed: tvm" in (text := other.take()[0].reason)

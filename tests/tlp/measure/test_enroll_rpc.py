@@ -17,7 +17,7 @@ from tlp.core.errors import DeviceError, InvalidInputError, NotFoundError
 from tlp.core.settings import Settings
 from tlp.measure import tracker as trackers
 from tlp.measure.endpoint import RpcEndpoint
-from tlp.measure.enroll_rpc import Step, enroll_rpc, rpc_device
+from tlp.measure.enroll import Step, enroll_rpc, rpc_device
 
 TARGET = {"kind": "llvm", "mcpu": "x86-64-v2", "num-cores": 1}
 QUICK = {"queue_timeout_s": 2.0, "upload_timeout_s": 5.0, "run_timeout_s": 5.0}
@@ -85,7 +85,7 @@ def test_the_whole_way(store, boards, capsys):
 def test_no_tracker(store, monkeypatch):
     error = fails_at(store, Step.TRACKER, f"127.0.0.1:{free_port()}")
     assert "refused" in error.message and "rpc_tracker" in str(error.next_command)
-    monkeypatch.setattr("tlp.measure.enroll_rpc.TRACKER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("tlp.measure.enroll.TRACKER_TIMEOUT_S", 0.5)
     with listener() as port:  # accepts and never answers
         assert "no answer within" in fails_at(store, Step.TRACKER, f"127.0.0.1:{port}").message
     with listener(b"HTTP/1.1 400") as port:

@@ -18,9 +18,9 @@ import pytest
 from storage import MeasurementState
 from tests.runners import Ending, tiny_program
 from tlp.core.errors import DeviceError, InvalidInputError
-from tlp.measure import Check, _process, pool
+from tlp.measure import Check, pool
+from tlp.measure.contract import Limits
 from tlp.measure.local import LocalRunner
-from tlp.measure.pool import Limits
 
 
 @pytest.fixture(scope="module")
@@ -126,10 +126,10 @@ def test_closing_while_a_program_hangs_ends_the_worker() -> None:
 
 
 def test_workers_that_do_not_start_are_a_device_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_process.sys, "executable", "/bin/false")
+    monkeypatch.setattr(pool.sys, "executable", "/bin/false")
     with LocalRunner() as runner, pytest.raises(DeviceError, match="3 workers in a row did not start"):
         list(runner.measure([tiny_program(Ending.GOOD)]))
-    monkeypatch.setattr(_process.sys, "executable", "/nowhere/python")
+    monkeypatch.setattr(pool.sys, "executable", "/nowhere/python")
     with LocalRunner() as runner, pytest.raises(DeviceError, match="cannot be started"):
         list(runner.measure([tiny_program(Ending.GOOD)]))
 
@@ -146,7 +146,7 @@ def test_pinning() -> None:
 PARENT = """
 import pickle, sys
 from tlp.measure.local import LocalRunner
-from tlp.measure.pool import Limits
+from tlp.measure.contract import Limits
 with open(sys.argv[1], "rb") as file, LocalRunner(Limits(run_timeout_s=300), workers=2) as runner:
     for outcome in runner.measure(pickle.load(file)):
         print(outcome.key, flush=True)

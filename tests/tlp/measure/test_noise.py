@@ -15,7 +15,7 @@ from tests.fleets import fleet_of
 from tlp.core import processes as _process
 from tlp.core.home import open_home
 from tlp.core.settings import Settings
-from tlp.measure.noise import NEWEST_MEASUREMENTS, noise_floor
+from tlp.measure.canary import NEWEST_MEASUREMENTS, noise_floor
 from tlp.measure.worker import latency_of
 from tlp.report import fleet as tables
 from tlp.services import status

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tlp.measure._prefetch import Prefetch
+from tlp.measure.session import Prefetch
 
 
 def test_same_items_in_order() -> None:

@@ -29,7 +29,7 @@ from tlp.core.errors import DeviceLostError
 from tlp.core.requests import MeasureRequest
 from tlp.core.settings import Settings
 from tlp.measure import MeasureInput, MeasureOutcome
-from tlp.measure.pool import Limits
+from tlp.measure.contract import Limits
 from tlp.measure.rpc import RpcRunner
 from tlp.measure.tracker import MAGIC, Queue, TrackerClient
 from tlp.pipeline import measure as pipeline
@@ -254,7 +254,7 @@ def test_a_device_that_stays_away_is_quarantined_and_comes_back_within_the_run(o
 
 PARENT = """
 import sys
-from tlp.measure.pool import Limits
+from tlp.measure.contract import Limits
 from tlp.measure.rpc import RpcRunner
 from tests.runners import Ending, tiny_program
 def endless():

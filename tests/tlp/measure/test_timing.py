@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tlp.core.errors import InvalidInputError
 from tlp.measure import MeasureInput
+from tlp.measure.contract import Limits
 from tlp.measure.fake import FakeRunner
-from tlp.measure.pool import Limits
 from tlp.measure.worker import Timing, TooSlowError, dispersion, kept, latency_of, time_program
 
 SECONDS = st.lists(st.floats(1e-7, 10.0), min_size=1, max_size=12)
