@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 from pydantic import BaseModel, ConfigDict
 
 from tlp.core import processes
@@ -40,9 +41,14 @@ class Service(BaseModel):
     started_at: str
 
     @property
+    def process(self) -> psutil.Process | None:
+        """The process, None if it is gone."""
+        return processes.find({"pid": self.pid, "create_time": self.create_time})
+
+    @property
     def alive(self) -> bool:
         """Whether the process is there now."""
-        return processes.find({"pid": self.pid, "create_time": self.create_time}) is not None
+        return self.process is not None
 
     @property
     def exposed(self) -> bool:
@@ -81,17 +87,11 @@ class ServicesView:
 
     def warnings(self) -> list[str]:
         """What a person should know about them, one sentence each."""
-        gone = [
-            f"{s.name} of `tlp up` (process {s.pid}) is gone, its log is {s.log}: tlp up"
-            for s in self.services
-            if not s.alive
-        ]
-        return gone + [
-            f"{s.name} listens on {s.host}:{s.port} without a password: everyone who reaches that address can change "
-            "models and start runs (TLP_BIND_HOST)"
-            for s in self.services
-            if s.exposed and s.alive
-        ]
+        dead = [s for s in self.services if not s.alive]
+        gone = [f"{s.name} of `tlp up` (process {s.pid}) is gone, its log is {s.log}: tlp up" for s in dead]
+        reach = "everyone who reaches that address can change models and start runs (TLP_BIND_HOST)"
+        exposed = [s for s in self.services if s.exposed and s.alive]
+        return gone + [f"{s.name} listens on {s.host}:{s.port} without a password: {reach}" for s in exposed]
 
 
 @dataclass(frozen=True)

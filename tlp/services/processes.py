@@ -148,7 +148,7 @@ def stop(service: Service, grace_s: float = STOP_GRACE_S) -> bool:
     It gets SIGTERM alone first, so that it can end its own children in order; what is left then gets SIGTERM and at
     last SIGKILL.
     """
-    leader = core_processes.find({"pid": service.pid, "create_time": service.create_time})
+    leader = service.process
     if leader is not None:
         members = core_processes.session_of(service.pid)
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -23,7 +23,7 @@ from tlp.measure.endpoint import endpoint_of
 from tlp.registry import CHAMPION, kept, model_name, models_at
 from tlp.services.contract import ServicesView
 from tlp.services.schedules import ask
-from tlp.services.state import look, prefect_apis
+from tlp.services.table import look, prefect_apis
 
 _RECENT_RUNS: Final = 10
 _RUN: Final = ("run_id", "kind", "state", "device", "started_at", "reason", "finished_at")
@@ -81,18 +81,15 @@ def _device_rows(fleet: Fleet, devices: Sequence[Device], models: Sequence[dict[
         model = model_name(device.family)
         champion = pins.get((model, device.name), champions.get(model))
         measuring = [r for r in fleet.store.list_runs(device=device.name, limit=20) if r.kind in _MEASURING]
-        rows.append(_device_row(device, counts[device.name], measuring, champion) | _trust(fleet, device, champion))
+        counted = counts[device.name]
+        missing, rate = max(device.min_samples - counted.samples_ok, 0), measuring_rate(counted, measuring)
+        rows.append(
+            _fields(device, "name", "state", "family", "min_samples")
+            | _fields(counted, "samples_ok", "samples_failed", "samples_flagged")
+            | {"champion_version": champion, "eta_s": 0.0 if missing == 0 else missing / rate if rate else None}
+            | _trust(fleet, device, champion)
+        )
     return rows
-
-
-def _device_row(device: Device, counts: DeviceCounts, measuring: Sequence[Run], champion: str | None) -> dict[str, Any]:
-    """`eta_s` is 0 when the quota is in, null when nothing tells."""
-    missing = max(device.min_samples - counts.samples_ok, 0)
-    rate = measuring_rate(counts, measuring)
-    known = _fields(device, "name", "state", "family", "min_samples")
-    counted = _fields(counts, "samples_ok", "samples_failed", "samples_flagged")
-    eta_s = 0.0 if missing == 0 else missing / rate if rate else None
-    return known | counted | {"champion_version": champion, "eta_s": eta_s}
 
 
 def _fields(row: object, *names: str) -> dict[str, Any]:
@@ -111,12 +108,12 @@ def measuring_rate(counts: DeviceCounts, measuring: Sequence[Run]) -> float | No
         if run.state is RunState.RUNNING:
             if counts.last_at is None:
                 continue
-            got = counts.samples_ok - int(run.params.get("ok_before", counts.samples_ok))
+            ok = counts.samples_ok - int(run.params.get("ok_before", counts.samples_ok))
             seconds = (counts.last_at - run.started_at).total_seconds()
         else:
-            got, seconds = int(run.result.get("ok", 0)), float(run.result.get("seconds", 0.0))
-        if got > 0 and seconds > 0:
-            return got / seconds
+            ok, seconds = int(run.result.get("ok", 0)), float(run.result.get("seconds", 0.0))
+        if ok > 0 and seconds > 0:
+            return ok / seconds
     return None
 
 
@@ -200,13 +197,13 @@ def _drifting(rows: Sequence[dict[str, Any]]) -> list[str]:
     """A warning for each device whose machine, and for each whose model drifts."""
     texts = []
     for row in rows:
-        name, last, live = row["name"], row["canary"], row["live"]
-        if last is not None and last["off_in_a_row"]:
+        name, last, live = row["name"], row["canary"] or {}, row["live"]
+        if last.get("off_in_a_row"):
             texts.append(
                 f"device {name}: {last['reason']}; {last['off_in_a_row']} in a row, {row['samples_flagged']} samples "
                 f"are flagged and not trained on; if it is to stay so: tlp device resume {name} --rebase-canary"
             )
-        if last is not None and last["state"] == CanaryState.FAILED:
+        if last.get("state") == CanaryState.FAILED:
             texts.append(f"device {name} has no canary reference, {last['reason']}: tlp device show {name}")
         if live is not None and live["fell"]:
             texts.append(f"{live['fell']}; the next retraining takes it up: tlp train --device {name} --dry-run")

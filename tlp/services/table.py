@@ -1,12 +1,62 @@
-"""The services of `tlp up`. A new one is a file with its `ServiceKind`, and a name in this table."""
+"""The services of `tlp up`, and the state file that says which of them are started.
+
+A new service is a file with its `ServiceKind`, and a name in `SERVICES`. The state file exists from `up` to `down` and
+is cheap to read: a small file and a few process ids.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, Literal
 
-from tlp.services.contract import ServiceKind
+from pydantic import BaseModel, ValidationError
+
+from tlp.core import files
+from tlp.core.settings import Settings
+from tlp.services.contract import Service, ServiceKind, ServicesView
 from tlp.services.mlflow import MLFLOW
 from tlp.services.prefect import PREFECT, WORKER
 
 SERVICES: Final[tuple[ServiceKind, ...]] = (MLFLOW, PREFECT, WORKER)
 """In the order in which people see them; they stop in the reverse order."""
+
+
+class _File(BaseModel):
+    format: Literal[1] = 1
+    services: list[Service]
+
+
+def state_path(settings: Settings) -> Path:
+    """The state file."""
+    return settings.home / "services.json"
+
+
+def look(settings: Settings) -> ServicesView:
+    """What `tlp up` has started. A damaged state file counts as none: it is written anew by the next `up`."""
+    try:
+        services = _File.model_validate_json(state_path(settings).read_bytes()).services
+    except (FileNotFoundError, ValidationError):
+        services = []
+    external = {kind.name: url for kind in SERVICES if (url := kind.external(settings))}
+    return ServicesView(_in_order(services), external)
+
+
+def prefect_apis(settings: Settings) -> list[str]:
+    """Where the Prefect API may be, the first one counts: PREFECT_API_URL, else the server of `tlp up` if it is up."""
+    return [url for url in (os.environ.get("PREFECT_API_URL"), look(settings).prefect_api_url) if url]
+
+
+def write(settings: Settings, services: Iterable[Service]) -> None:
+    """Replace the state file in one step; no services: remove it."""
+    content = _File(services=list(_in_order(services)))
+    if content.services:
+        files.write_text(state_path(settings), content.model_dump_json(indent=1))
+    else:
+        state_path(settings).unlink(missing_ok=True)
+
+
+def _in_order(services: Iterable[Service]) -> tuple[Service, ...]:
+    names = [kind.name for kind in SERVICES]
+    return tuple(sorted(services, key=lambda s: names.index(s.name) if s.name in names else len(names)))

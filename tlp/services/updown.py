@@ -16,8 +16,7 @@ from tlp.core.processes import owned_command
 from tlp.core.settings import Settings
 from tlp.services import processes
 from tlp.services.contract import Service, ServiceKind, ServicesView
-from tlp.services.state import look, write
-from tlp.services.table import SERVICES
+from tlp.services.table import SERVICES, look, write
 
 Progress = Callable[[str, str], None]
 """Called with a service's name and what happens to it: `starting`, `ready after 7 s`, `stopped`, …"""
@@ -25,11 +24,7 @@ Progress = Callable[[str, str], None]
 _LOCK_TIMEOUT_S: Final = 300.0
 
 
-def _silent(name: str, what: str) -> None:
-    """No progress wanted."""
-
-
-def up(settings: Settings, on_progress: Progress = _silent) -> ServicesView:
+def up(settings: Settings, on_progress: Progress = lambda name, what: None) -> ServicesView:
     """Start what is not running, all of the table. Returns when all answer.
 
     The processes go on after this one has ended. A second call finds everything there. If one does not come up, those
@@ -65,7 +60,7 @@ def up(settings: Settings, on_progress: Progress = _silent) -> ServicesView:
         return view
 
 
-def down(settings: Settings, on_progress: Progress = _silent) -> list[Service]:
+def down(settings: Settings, on_progress: Progress = lambda name, what: None) -> list[Service]:
     """Stop what `up` started, runs on the worker included, and return what was alive. Nothing to stop is fine.
 
     Raises:
@@ -83,7 +78,7 @@ def down(settings: Settings, on_progress: Progress = _silent) -> list[Service]:
 
 @contextmanager
 def temporary_services(
-    settings: Settings, names: Collection[str] = ("prefect",), on_progress: Progress = _silent
+    settings: Settings, names: Collection[str] = ("prefect",), on_progress: Progress = lambda name, what: None
 ) -> Iterator[ServicesView]:
     """Servers on free loopback ports for the length of a `with` block; those of `tlp up` are used if they are there.
 

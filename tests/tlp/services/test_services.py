@@ -26,7 +26,7 @@ from tlp.core.errors import ServiceError, UserError
 from tlp.core.processes import main, owned_command
 from tlp.core.settings import Settings
 from tlp.registry import Registry
-from tlp.services import mlflow, prefect, processes, state, updown
+from tlp.services import mlflow, prefect, processes, table, updown
 from tlp.services.contract import Service, ServiceKind, reachable_host
 from tlp.services.mlflow import MLFLOW
 
@@ -132,7 +132,7 @@ def test_temporary_services_end_with_the_block(mlflow_settings: Settings) -> Non
         assert view.prefect_api_url is not None
         assert httpx.get(f"{view.prefect_api_url}/health", trust_env=False).json() is True
         assert view.url("mlflow") is None
-        assert not state.state_path(mlflow_settings).exists()
+        assert not table.state_path(mlflow_settings).exists()
     assert eventually(lambda: not processes_of(mlflow_settings.home), 10)
 
 
@@ -300,7 +300,7 @@ def test_port_that_is_taken(mlflow_settings: Settings, name: str) -> None:
             services.up(settings)
     assert f"process {os.getpid()}" in str(caught.value)
     assert str(caught.value.next_command).startswith(f"TLP_{name.upper()}_PORT=")
-    assert not state.state_path(settings).exists()
+    assert not table.state_path(settings).exists()
     assert not processes_of(settings.home)
 
 
@@ -316,7 +316,7 @@ class TestState:
     )
     def test_damaged_file_counts_as_none(self, settings: Settings, content: str) -> None:
         settings.home.mkdir()
-        state.state_path(settings).write_text(content)
+        table.state_path(settings).write_text(content)
         assert services.look(settings).services == ()
 
     def test_dead_and_exposed_services_are_reported(self, settings: Settings) -> None:
@@ -327,7 +327,7 @@ class TestState:
         )
         place = {"url": "http://127.0.0.1:2", "host": "0.0.0.0", "port": 2}
         open_to_all = started("prefect", settings.home, pid=own.pid, create_time=own.create_time(), **place)
-        state.write(settings, (dead, open_to_all))
+        table.write(settings, (dead, open_to_all))
         view = services.look(settings)
         assert view.services == (dead, open_to_all)
         assert view.url("mlflow") is None

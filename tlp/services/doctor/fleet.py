@@ -67,18 +67,13 @@ def _no_board(endpoint: RpcEndpoint, queues: dict[str, Queue]) -> DeviceError | 
 
 def quarantined(home: Home) -> str:
     """No device is quarantined; else since when, why, and when it is probed next."""
-    devices = home.fleet.store.list_devices()
-    now = datetime.now(UTC)
+    devices, now = home.fleet.store.list_devices(), datetime.now(UTC)
     problems = {}
     for device in devices:
-        probation = quarantine.probation(home.fleet, device.name)
-        if probation is not None:
-            wait_s = probation.due_in_s(now)
-            at = (
-                f"due at {probation.next_at:%Y-%m-%d %H:%M} UTC, in {wait_s:.0f} s"
-                if wait_s
-                else "due, by the next run"
-            )
+        if (probation := quarantine.probation(home.fleet, device.name)) is not None:
+            at = "due, by the next run"
+            if wait_s := probation.due_in_s(now):
+                at = f"due at {probation.next_at:%Y-%m-%d %H:%M} UTC, in {wait_s:.0f} s"
             problems[device.name] = (
                 f"{device.name} is quarantined since {probation.since:%Y-%m-%d %H:%M} UTC, "
                 f"probe {probation.failed_probes + 1} {at}: {probation.reason}"

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-import httpx
-
 from tlp.core.errors import InvalidInputError, RegistryError, ServiceError
 from tlp.registry import CHAMPION, Registry, pin_alias, recorded_models
+from tlp.services import processes
 from tlp.services.contract import ServiceKind
 from tlp.services.doctor.installation import Home, SkippedError
 from tlp.services.schedules import ask
-from tlp.services.state import look, prefect_apis
+from tlp.services.table import look, prefect_apis
 
 _HTTP_TIMEOUT_S = 5.0
 
@@ -29,11 +28,8 @@ def service(kind: ServiceKind, home: Home) -> str:
         if not started.alive:
             raise ServiceError(f"process {started.pid} is gone, its log is {started.log}", next_command="tlp up")
         return f"process {started.pid}"
-    try:
-        with httpx.Client(timeout=_HTTP_TIMEOUT_S, trust_env=False) as client:
-            client.get(f"{url}/{kind.health}").raise_for_status()
-    except httpx.HTTPError as exc:
-        raise ServiceError(f"{url} does not answer ({type(exc).__name__})", next_command="tlp down && tlp up") from exc
+    if not processes.answers(f"{url}/{kind.health}", _HTTP_TIMEOUT_S):
+        raise ServiceError(f"{url} does not answer", next_command="tlp down && tlp up")
     return str(url)
 
 
@@ -53,14 +49,10 @@ def schedules(home: Home) -> str:
     return "; ".join([f"{active} active, none late", *problems])  # what is paused is a person's choice
 
 
-def _models(home: Home) -> list[dict[str, Any]]:
-    return Registry(home.settings, home.fleet.store).models()
-
-
 def registry(home: Home) -> str:
     """MLflow answers, through its server or its file."""
     try:
-        rows = _models(home)
+        rows = Registry(home.settings, home.fleet.store).models()
     except RegistryError as exc:
         raise InvalidInputError(exc.message, next_command="tlp up") from exc
     champions = ", ".join(f"{row['name']} champion {row['champion_version'] or 'none'}" for row in rows)
@@ -70,15 +62,15 @@ def registry(home: Home) -> str:
 def aliases(home: Home) -> str:
     """Every alias in MLflow is where the recorded history left it."""
     try:
-        rows = _models(home)
+        rows = Registry(home.settings, home.fleet.store).models()
     except RegistryError as exc:
         raise SkippedError("the registry cannot be read") from exc
     in_mlflow, recorded = _versions(rows), _versions(recorded_models(home.fleet.store))
+    names = {row["name"] for row in rows}
     moved = [
-        f"{alias} of {model} is version {version or 'none'} in MLflow, {recorded.get((model, alias)) or 'none'} in the "
-        "history"
-        for (model, alias), version in (dict.fromkeys(recorded) | in_mlflow).items()
-        if version != recorded.get((model, alias)) and any(row["name"] == model for row in rows)
+        f"{key[1]} of {key[0]} is version {version or 'none'} in MLflow, {recorded.get(key) or 'none'} in the history"
+        for key, version in (dict.fromkeys(recorded) | in_mlflow).items()
+        if version != recorded.get(key) and key[0] in names
     ]
     if moved:
         raise InvalidInputError(
