@@ -45,10 +45,7 @@ def import_ansor(store: MeasurementStore, source: Path | BinaryIO, *, device: st
     programs become failures, never latencies. A measurement is known by the device and the bytes of its line, so
     importing a file again adds nothing, and a line that stands twice counts once. Memory does not grow with the log.
 
-    Args:
-        store: where to.
-        source: a file, a folder (all logs in it, recursively), or an open binary stream; gzip is recognised.
-        device: its name.
+    `source` is a file, a folder (all logs in it, recursively), or an open binary stream; gzip is recognised.
 
     Raises:
         NotFoundError: no such device.
@@ -78,7 +75,7 @@ def import_opened(store: MeasurementStore, source: Source, *, device: str) -> Im
 
 
 class _KnownSketch(NamedTuple):
-    """A sketch that the store has or gets, without its text."""
+    """A sketch without its text."""
 
     sketch_id: str
     workload_id: str

@@ -252,9 +252,7 @@ def open_log(source: Path | BinaryIO) -> Iterator[BinaryIO]:
 
 
 def numbered_lines(stream: BinaryIO) -> Iterator[Line]:
-    """Lines that are no comments and not blank, with their numbers from 1, blanks at their ends off.
-
-    A line longer than `MAX_LINE_BYTES` is cut there (and will not parse).
+    """Lines that are no comments and not blank, with their numbers, blanks at their ends off, cut at `MAX_LINE_BYTES`.
 
     Raises:
         InvalidInputError: reading failed, e.g. compressed data is damaged; what stood before was yielded.

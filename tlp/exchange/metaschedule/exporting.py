@@ -48,11 +48,8 @@ def export_metaschedule(
     A record is one measurement: the whole trace, post-processing included, made again from sketch and decisions, and
     every repeat in seconds. A program that was measured several times has several records; failures have none. Load it
     with `meta_schedule.database.JSONDatabase(work_dir=folder)`, which ranks records by the mean of their repeats (this
-    store ranks programs by their median); applied to the module of `networks.import_relax` by
-    `relax.transform.MetaScheduleApplyDatabase`.
-
-    Imported into this store again it adds nothing; imported into an empty store with a device of the same target, it
-    is exported again byte for byte.
+    store ranks programs by their median). Imported into this store again it adds nothing; imported into an empty store
+    with a device of the same target, it is exported again byte for byte.
 
     Args:
         store: holds the measurements.

@@ -57,20 +57,13 @@ _NAME_CHARS: Final = 80
 def import_metaschedule(store: MeasurementStore, folder: Path, device: str) -> ImportReport:
     """Import a database as measurements of a device, in a run of kind IMPORT.
 
-    Costs of 1e9 s and more become RUN_ERROR, never latencies. A line is skipped with a reason if it is cut or corrupt,
-    has a trace without all its decisions, or a target of another kind or family than the device's.
+    `folder` is the database's, or its record file; the workload file may be missing. Costs of 1e9 s and more become
+    RUN_ERROR, never latencies. A line is skipped with a reason if it is cut or corrupt, has a trace without all its
+    decisions, or a target of another kind or family than the device's. The same program with the same repeats on the
+    same device is the same measurement: importing again adds nothing, nor does importing what this store exported.
 
-    The same program with the same repeats on the same device is the same measurement: importing a database again adds
-    nothing, and neither does importing what was exported from this store.
-
-    What the installed TVM cannot build again is stored as well, and can be trained on; the report counts it, by reason
-    (`not_replayable`): the module is of another release, damaged or not in the database, or TVM does not know a
-    primitive.
-
-    Args:
-        store: where to.
-        folder: of the database, or its record file. The workload file may be missing.
-        device: whose measurements they are.
+    What the installed TVM cannot build again can be trained on; the report counts it by reason (`not_replayable`): the
+    module is of another release, damaged or missing, or TVM does not know a primitive.
 
     Raises:
         NotFoundError: no such device.
@@ -111,7 +104,7 @@ class _Importer:
 
     @property
     def pending(self) -> int:
-        """Measurements collected and not stored."""
+        """Measurements not stored yet."""
         return len(self._measurements)
 
     def read(self, number: int, line: bytes) -> None:
@@ -137,8 +130,7 @@ class _Importer:
         if index not in self._workloads:
             self._workloads[index] = imported
             self._new_workloads.append(imported.workload)
-        problem = self._problems[sketch.sketch_id]
-        if problem is not None:
+        if (problem := self._problems[sketch.sketch_id]) is not None:
             self.tally.not_replayable[problem] += 1
         failed = not record.seconds
         self.tally.failed += failed
@@ -213,13 +205,10 @@ class ImportedWorkload(NamedTuple):
 
 
 def make_workload(record: Record, module: StoredModule | None) -> ImportedWorkload:
-    """The workload of a record.
+    """The workload of a record, the first one of that workload in its database.
 
-    Args:
-        record: the first one of that workload in its database. Without a readable module the shapes of its arguments
-            are the workload's.
-        module: None if the database does not have it; the workload is then known by its place in the database and
-            by that first record.
+    Without a readable module the shapes of the record's arguments are the workload's. Without a module (None) the
+    workload is known by its place in the database and by that record.
     """
     shapes = arg_shapes(record.args)
     blocks = block_names(record.trace)

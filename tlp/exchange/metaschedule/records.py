@@ -84,9 +84,7 @@ def _seconds(run_secs: Any) -> tuple[float, ...]:
 
 
 def to_program(workload_id: str, record: Record) -> tuple[Sketch, Program]:
-    """The sketch and the program of a record's trace, in the form that TVM 0.27 writes.
-
-    Primitives have today's names, and booleans are integers as in a file.
+    """The sketch and the program of a record's trace as TVM 0.27 writes it: today's names, booleans as integers.
 
     Raises:
         InvalidInputError: it is no trace, a sampling primitive has no decision, or one that cannot be.
