@@ -85,7 +85,7 @@ def choose(first: pl.DataFrame, tasks: Sequence[TaskState], count: int) -> list[
         by_workload[row["workload_id"]].append(row)
     ranked = []
     for index, task in enumerate(tasks):
-        programs = by_workload.get(task.workload.workload_id)
+        programs = by_workload.get(task.workload_id)
         if not programs:
             continue
         typical_s = statistics.median(row["latency_s"] for row in programs)
@@ -110,7 +110,7 @@ def _rebuild(tuning: Tuning, tasks: Sequence[TaskState], chosen: Sequence[Row]) 
     from tlp.programs.space import DesignSpace
 
     store, device = tuning.fleet.store, tuning.device
-    workloads = {task.workload.workload_id: task.workload for task in tasks}
+    workloads = {task.workload_id: task.workload for task in tasks}
     ids = sorted({row["workload_id"] for row in chosen})
     after = min(row["seq"] for row in chosen) - 1
     samples = store.samples(devices=[device.name], after=after, workload_ids=ids, flagged=True)

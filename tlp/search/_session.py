@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -23,11 +24,10 @@ from tlp.fleet import quality
 from tlp.measure import MeasureOutcome, Observation, Proposer, measure_input
 from tlp.measure.canary import CanaryWatch
 from tlp.measure.recorder import Recorder
-from tlp.search._ahead import Ahead, Proposal
 from tlp.search.opening import Search, Task, Tuning
-from tlp.search.proposers import PerWorkload
-from tlp.search.report import TuningProgress
-from tlp.search.task_scheduler import SchedulerTask, TaskScheduler
+from tlp.search.proposers import Ahead, PerWorkload, Proposal
+from tlp.search.report import TuningProgress, estimate
+from tlp.search.task_scheduler import TaskScheduler
 from tlp.search.tasks import TaskState, open_tasks, restore
 
 if TYPE_CHECKING:
@@ -83,11 +83,10 @@ class TuningSession:
         self.version = "none"
         self.versions: list[tuple[str, int]] = []
         self.trials, history = restore(self._store, self.tasks, earlier)
-        self._scheduler = TaskScheduler([SchedulerTask(t.weight, t.flop, t.workload.name) for t in self.tasks])
+        self._scheduler = TaskScheduler(self.tasks)
         for index, task in enumerate(self.tasks):
-            for latency_s in history.get(task.workload.workload_id, ()):
+            for latency_s in history.get(task.workload_id, ()):
                 self._scheduler.record(index, latency_s)
-                task.rounds += 1
 
     def run(self) -> tuple[ReasonCode, str]:
         """Rounds until the budget is used; returns DONE or why it ended before, for programs and for people.
@@ -138,10 +137,9 @@ class TuningSession:
             self._tell(index)
         self._recorder.commit()
         self._judge(task, observations)
-        task.rounds += 1
         self._take_ahead()  # before anything is learned: what it was made from must not change meanwhile
         self._attempt(index, "learning from the measurements", lambda: self._proposers.observe(observations))
-        self._scheduler.record(index, task.best_latency_s)
+        self._scheduler.record(index, task.latency_s)
         task.elapsed_s += time.monotonic() - started
         self._check_device(task, observations)
         self._note_estimate()
@@ -173,10 +171,9 @@ class TuningSession:
 
     def _note_estimate(self) -> None:
         # One that was given up counts with what it has: without it the network would seem to get faster.
-        counted = [task for task in self.tasks if task.given_up is None or task.best_latency_s is not None]
-        best = [(task.weight, task.best_latency_s) for task in counted]
-        if best and all(latency_s is not None for _, latency_s in best):
-            self._curve.append(sum(weight * latency_s for weight, latency_s in best if latency_s is not None))
+        total_s = estimate([task for task in self.tasks if task.given_up is None or task.latency_s is not None])
+        if total_s is not None:
+            self._curve.append(total_s)
 
     def _flat(self) -> float | None:
         """By how much the network got faster in the last rounds, if that is too little to go on; else None."""
@@ -241,9 +238,9 @@ class TuningSession:
             run_id=self._run_id,
             device=self._device,
             version=self.version,
-            workload_id=task.workload.workload_id,
+            workload_id=task.workload_id,
             at=datetime.now(UTC),
-            visit=task.rounds,
+            visit=len(task.history),
             canary_off=self._watch.off,
         )
         self._store.add_round_qualities([row])
@@ -265,10 +262,10 @@ class TuningSession:
             return None
 
     def _give_up(self, index: int, reason: str) -> None:
-        self.tasks[index].given_up = reason
-        self._scheduler.retire(index)
+        task = self.tasks[index]
+        task.given_up, task.retired = reason, True
         self._ahead.pop(index)
-        self._proposers.close(self.tasks[index].workload)
+        self._proposers.close(task.workload)
 
     def _record(self, task: TaskState, candidate: Candidate, outcome: MeasureOutcome) -> None:
         row = self._recorder.add(candidate, outcome)
@@ -281,8 +278,8 @@ class TuningSession:
         self.ok += 1
         # As in `best_programs`: what was measured while the canary was off beats only its like.
         off = bool(row.canary_off)
-        if task.best_latency_s is None or (off, latency_s) < (task.best_flagged, task.best_latency_s):
-            task.best_latency_s, task.best_program_id, task.best_flagged = latency_s, row.program_id, off
+        if task.latency_s is None or (off, latency_s) < (task.best_flagged, task.latency_s):
+            task.latency_s, task.best_program_id, task.best_flagged = latency_s, row.program_id, off
             task.best_at = self.trials
 
     def _put(self, batch: MeasurementBatch) -> None:
@@ -295,12 +292,12 @@ class TuningSession:
             run_id=self._run_id,
             network=self._tuning.network.name,
             device=self._device,
-            workload_id=task.workload.workload_id,
+            workload_id=task.workload_id,
             at=datetime.now(UTC),
             trials=task.trials,
             failed=task.failed,
             best_program_id=task.best_program_id,
-            best_latency_s=task.best_latency_s,
+            best_latency_s=task.latency_s,
             model_version=self.version,
         )
         self._store.add_tuning_results([result])
@@ -310,7 +307,7 @@ class TuningSession:
         if any(seen.outcome.state is MeasurementState.OK for seen in observations):
             self._failed_rounds = 0
             return
-        if task.best_latency_s is not None or not self.ok:
+        if task.latency_s is not None or not self.ok:
             self._failed_rounds += 1
         if self._failed_rounds >= ALL_FAILED_ROUNDS or (not self.ok and self._scheduler.next() is None):
             raise self._recorder.all_failed()
@@ -322,7 +319,7 @@ class TuningSession:
     def progress(self, index: int = 0) -> TuningProgress:
         """Where the run stands."""
         return TuningProgress(
-            tuple(task.row() for task in self.tasks),
+            tuple(replace(task) for task in self.tasks),
             index,
             self.trials,
             sum(task.failed for task in self.tasks),

@@ -7,49 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-
-@dataclass(frozen=True)
-class TaskRow:
-    """One subgraph and how far it is. Times in seconds.
-
-    Attributes:
-        task: name of the task in the network.
-        flop: floating point operations of one execution.
-        weight: how often it occurs.
-        latency_s: best known on this device; None if no program has run yet.
-        trials: programs measured, failures included, all rounds of this budget.
-        failed: how many of them failed.
-        best_at: how many programs of the run had been measured when the best was found; None if it was known before.
-        elapsed_s: time this process spent on the task.
-    """
-
-    task: str
-    workload_id: str
-    flop: float
-    weight: int
-    latency_s: float | None
-    trials: int
-    failed: int
-    best_at: int | None
-    elapsed_s: float
-
-    @property
-    def weighted_latency_s(self) -> float | None:
-        """Its share of the network's latency."""
-        return None if self.latency_s is None else self.weight * self.latency_s
-
-    def to_json(self) -> dict[str, Any]:
-        """As in `tasks` of `tlp tune --json`."""
-        return {
-            "task": self.task,
-            "weight": self.weight,
-            "best_latency_s": self.latency_s,
-            "trials": self.trials,
-            "failed": self.failed,
-            "flop": self.flop,
-            "best_at": self.best_at,
-            "elapsed_s": self.elapsed_s,
-        }
+from tlp.search.tasks import TaskState
 
 
 @dataclass(frozen=True)
@@ -63,7 +21,7 @@ class TuningProgress:
         total: the budget.
     """
 
-    rows: tuple[TaskRow, ...]
+    rows: tuple[TaskState, ...]
     current: int
     trials: int
     failed: int
@@ -77,11 +35,10 @@ class TuningProgress:
         return estimate(self.rows)
 
 
-def estimate(rows: Sequence[TaskRow]) -> float | None:
+def estimate(tasks: Sequence[TaskState]) -> float | None:
     """Σ weight · best latency, seconds; None if a task has no latency."""
-    parts = [row.weighted_latency_s for row in rows]
-    known = [part for part in parts if part is not None]
-    return math.fsum(known) if known and len(known) == len(parts) else None
+    parts = [task.weight * task.latency_s for task in tasks if task.latency_s is not None]
+    return math.fsum(parts) if parts and len(parts) == len(tasks) else None
 
 
 @dataclass(frozen=True)
@@ -111,11 +68,9 @@ class TuningReport:
     """What a tuning run did; `to_json` has the keys of `tlp tune --json`.
 
     Attributes:
-        model_version: version in force in the last round.
         model_versions: every version used, in order, with the number of programs measured before it took over.
         seconds: wall time of this process.
         tasks: all tasks in the network's order.
-        skipped: tasks that were given up, with the reason.
         degraded_events: scorings that had to do without the model.
         degraded_reason: why, the last time.
         warnings: what a person should know about the versions used, e.g. that the champion could not be loaded.
@@ -128,14 +83,11 @@ class TuningReport:
     network: str
     device: str
     run_id: str
-    model_version: str
     model_versions: tuple[tuple[str, int], ...]
     search: str
     trials: int
-    failed: int
     seconds: float
-    tasks: tuple[TaskRow, ...]
-    skipped: tuple[tuple[str, str], ...]
+    tasks: tuple[TaskState, ...]
     degraded_events: int
     degraded_reason: str | None
     resumed_from: str | None
@@ -145,16 +97,33 @@ class TuningReport:
     of_search: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def model_version(self) -> str:
+        """In force in the last round; "none" if there was no round."""
+        return self.model_versions[-1][0] if self.model_versions else "none"
+
+    @property
+    def failed(self) -> int:
+        """Programs that failed."""
+        return sum(task.failed for task in self.tasks)
+
+    @property
+    def skipped(self) -> tuple[tuple[str, str], ...]:
+        """Tasks that were given up, with the reason."""
+        return tuple((task.name, task.given_up) for task in self.tasks if task.given_up is not None)
+
+    @property
     def estimated_latency_s(self) -> float | None:
         """Σ weight · best latency; None if a task has no latency."""
         return estimate(self.tasks)
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; latencies in seconds."""
-        apart = ("skipped", "degraded_events", "degraded_reason", "of_search")
-        return {key: value for key, value in asdict(self).items() if key not in apart} | {
+        apart = ("degraded_events", "degraded_reason", "of_search")
+        return {key: value for key, value in vars(self).items() if key not in apart} | {
+            "model_version": self.model_version,
             "model_versions": [{"version": v, "after_trials": n} for v, n in self.model_versions],
-            "tasks": [row.to_json() for row in self.tasks],
+            "failed": self.failed,
+            "tasks": [task.to_json() for task in self.tasks],
             "estimated_latency_s": self.estimated_latency_s,
             "skipped_tasks": [{"task": task, "reason": reason} for task, reason in self.skipped],
             "degraded": {"events": self.degraded_events, "last_reason": self.degraded_reason},

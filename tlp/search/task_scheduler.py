@@ -13,34 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+from tlp.search.tasks import TaskState
 
 ALPHA: Final = 0.2  # share of the backward difference
 BETA: Final = 2.0  # how much slower than its kind's best speed a task may be taken to end up
 WINDOW: Final = 3  # rounds the backward difference looks back
 MAX_BLANK_ROUNDS: Final = 2  # rounds without a single measured latency after which a task is given up
-
-
-@dataclass(frozen=True)
-class SchedulerTask:
-    """A subgraph as the scheduler sees it.
-
-    Attributes:
-        weight: how often it occurs in the network, ≥ 1.
-        flop: floating point operations of one execution; 0 if unknown.
-        kind: tasks of one kind (e.g. all `fused_conv2d_add_relu`) are taken to reach similar speeds.
-    """
-
-    weight: int
-    flop: float
-    kind: str
-
-
-@dataclass
-class _State:
-    history: list[float] = field(default_factory=list)  # best latency after each round, seconds; inf: none yet
-    retired: bool = False
 
 
 class TaskScheduler:
@@ -49,40 +29,32 @@ class TaskScheduler:
     A task none of whose programs has run yet is tried again after the warm-up, `MAX_BLANK_ROUNDS` rounds in all.
 
     Args:
-        tasks: in any order; methods name them by index.
+        tasks: in any order; methods name them by index. Their `history` and `retired` are kept here. Those of one kind
+            (their workloads' name, e.g. `fused_conv2d_add_relu`) are taken to reach similar speeds.
     """
 
-    def __init__(self, tasks: Sequence[SchedulerTask]) -> None:
+    def __init__(self, tasks: Sequence[TaskState]) -> None:
         self._tasks = tuple(tasks)
-        self._states = [_State() for _ in self._tasks]
         # A budget too small for all tasks should go to those that matter.
         self._warm_up = sorted(range(len(self._tasks)), key=lambda i: (-self._tasks[i].weight * self._tasks[i].flop, i))
 
     def next(self, without: Collection[int] = ()) -> int | None:
         """The task for the next round, none of `without`; None if there is no other or every task is retired."""
-        live = [i for i in self._warm_up if not self._states[i].retired and i not in without]
-        for i in live:
-            if not self._states[i].history:
-                return i
-        for i in live:
-            if not self._has_latency(i):
-                return i
-        return min(live, key=self.gradient, default=None)
+        live = [i for i in self._warm_up if not self._tasks[i].retired and i not in without]
+        fresh = [i for i in live if not self._tasks[i].history] or [i for i in live if not _has_latency(self._tasks[i])]
+        return fresh[0] if fresh else min(live, key=self.gradient, default=None)
 
     def record(self, index: int, best_latency_s: float | None) -> None:
         """One round of a task is over; `best_latency_s` is the best known now, None if no program has run yet."""
-        state = self._states[index]
-        state.history.append(math.inf if best_latency_s is None else best_latency_s)
-        if best_latency_s is None and len(state.history) >= MAX_BLANK_ROUNDS:
-            state.retired = True
-
-    def retire(self, index: int) -> None:
-        """Give this task no more rounds: its space is exhausted, or its search failed."""
-        self._states[index].retired = True
+        task = self._tasks[index]
+        task.history.append(math.inf if best_latency_s is None else best_latency_s)
+        if best_latency_s is None and len(task.history) >= MAX_BLANK_ROUNDS:
+            task.retired = True
 
     def gradient(self, index: int) -> float:
         """∂f/∂t of a task with a known latency, seconds per round, ≤ 0; see the module."""
-        history, task = self._states[index].history, self._tasks[index]
+        task = self._tasks[index]
+        history = task.history
         best, rounds = history[-1], len(history)
         backward = 0.0
         before = history[-1 - WINDOW] if rounds > WINDOW else math.inf
@@ -90,19 +62,16 @@ class TaskScheduler:
             backward = (best - before) / WINDOW
         # The optimistic guess (as fast again as it got so far) and what similar tasks show to be possible.
         reachable = best - best / rounds
-        speed = self._best_speed(task.kind)
+        speed = self._best_speed(task.workload.name)
         if speed is not None and task.flop > 0:
             reachable = min(reachable, BETA * task.flop / speed)
         return task.weight * (ALPHA * backward + (1 - ALPHA) * (reachable - best))
 
     def _best_speed(self, kind: str) -> float | None:
-        speeds = [
-            task.flop / state.history[-1]
-            for index, (task, state) in enumerate(zip(self._tasks, self._states, strict=True))
-            if task.kind == kind and task.flop > 0 and self._has_latency(index)
-        ]
-        return max(speeds) if len(speeds) > 1 else None  # a task is no evidence for itself
+        alike = [t for t in self._tasks if t.workload.name == kind and t.flop > 0 and _has_latency(t)]
+        # A task is no evidence for itself.
+        return max(task.flop / task.history[-1] for task in alike) if len(alike) > 1 else None
 
-    def _has_latency(self, index: int) -> bool:
-        history = self._states[index].history
-        return bool(history) and math.isfinite(history[-1])
+
+def _has_latency(task: TaskState) -> bool:
+    return bool(task.history) and math.isfinite(task.history[-1])

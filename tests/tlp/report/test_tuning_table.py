@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from storage import Workload
 from tlp.report import tuning
-from tlp.search.report import TaskRow, TuningProgress
+from tlp.search.report import TuningProgress
+from tlp.search.tasks import TaskState
 
 
-def rows() -> tuple[TaskRow, ...]:
+def rows() -> tuple[TaskState, ...]:
+    conv = Workload("w1", "w1", "", "", {"flop": 2.0e9})
     return (
-        TaskRow("fused_conv2d_relu", "w1", 2.0e9, 3, 0.004, 20, 2, 17, 65.0),
-        TaskRow("a_task_that_never_ran", "w2", 0.0, 1, None, 10, 10, None, 3.0),
+        TaskState("fused_conv2d_relu", conv, 3, 20, 2, latency_s=0.004, best_at=17, elapsed_s=65.0),
+        TaskState("a_task_that_never_ran", Workload("w2", "w2", "", "", {}), 1, 10, 10, elapsed_s=3.0),
     )
 
 

@@ -129,15 +129,15 @@ def test_what_an_older_version_proposed_can_be_proposed_again(store: DuckDBStore
     """The roll-back comes when the one program of the third task waits for its turn."""
     report = start(store, small, model=Changing(2))
     assert [version for version, _ in report.model_versions] == ["1", "2"]
-    assert [task.trials for task in report.tasks if task.task == "task2"] == [1]
+    assert [task.trials for task in report.tasks if task.name == "task2"] == [1]
 
 
 def test_a_proposal_larger_than_what_is_left_gives_its_best() -> None:
-    from tlp.search._ahead import Ahead, Proposal
+    from tlp.search.proposers import Ahead, Proposal
 
     jobs = [MeasureInput(key, "", {}, ()) for key in "abcd"]
-    ahead, found = Ahead(), {job.key: object() for job in jobs}
-    ahead.keep(0, Proposal(found, jobs, "1"))  # type: ignore[arg-type]
+    ahead, candidates = Ahead(), {job.key: object() for job in jobs}
+    ahead.keep(0, Proposal(candidates, jobs, "1"))  # type: ignore[arg-type]
     proposal = ahead.pop(0, most=2)
     assert proposal is not None and not ahead.has(0)
     assert (list(proposal.candidates), list(proposal.jobs)) == (["a", "b"], jobs[:2])

@@ -7,12 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage import Workload
 from tlp.search import task_scheduler
-from tlp.search.task_scheduler import SchedulerTask, TaskScheduler
+from tlp.search.task_scheduler import TaskScheduler
+from tlp.search.tasks import TaskState
 
 
-def tasks(*weights_and_flop: tuple[int, float]) -> list[SchedulerTask]:
-    return [SchedulerTask(weight, flop, f"kind{i}") for i, (weight, flop) in enumerate(weights_and_flop)]
+def task(weight: int, flop: float, kind: str) -> TaskState:
+    return TaskState(kind, Workload(kind, kind, "", "", {"flop": flop}), weight)
+
+
+def tasks(*weights_and_flop: tuple[int, float]) -> list[TaskState]:
+    return [task(weight, flop, f"kind{i}") for i, (weight, flop) in enumerate(weights_and_flop)]
 
 
 def run(scheduler: TaskScheduler, curves: list[list[float]], rounds: int) -> list[int]:
@@ -23,7 +29,7 @@ def run(scheduler: TaskScheduler, curves: list[list[float]], rounds: int) -> lis
         assert index is not None
         chosen.append(index)
         curve = curves[index]
-        scheduler.record(index, curve[min(len(scheduler._states[index].history), len(curve) - 1)])
+        scheduler.record(index, curve[min(len(scheduler._tasks[index].history), len(curve) - 1)])
     return chosen
 
 
@@ -53,12 +59,12 @@ def test_a_task_that_still_improves_beats_one_that_is_flat(monkeypatch: pytest.M
 
 
 def test_similar_tasks_tell_how_fast_one_can_get() -> None:
-    alike = [SchedulerTask(1, 1e9, "conv"), SchedulerTask(1, 1e9, "conv")]
+    alike = [task(1, 1e9, "conv"), task(1, 1e9, "conv")]
     scheduler = TaskScheduler(alike)
     for _ in range(10):
         scheduler.record(0, 1e-3)  # 1 TFLOP/s
         scheduler.record(1, 20e-3)  # could be 2 ms by the other's speed
-    alone = TaskScheduler([SchedulerTask(1, 1e9, "a"), SchedulerTask(1, 1e9, "b")])
+    alone = TaskScheduler([task(1, 1e9, "a"), task(1, 1e9, "b")])
     for _ in range(10):
         alone.record(0, 1e-3)
         alone.record(1, 20e-3)
@@ -78,10 +84,11 @@ def test_a_task_without_latency_is_tried_again_then_given_up() -> None:
 
 
 def test_retired_tasks_get_nothing_and_the_end_is_none() -> None:
-    scheduler = TaskScheduler(tasks((1, 2.0), (1, 1.0)))
-    scheduler.retire(0)
+    first, second = tasks((1, 2.0), (1, 1.0))
+    scheduler = TaskScheduler([first, second])
+    first.retired = True
     assert scheduler.next() == 1
-    scheduler.retire(1)
+    second.retired = True
     assert scheduler.next() is None
     assert TaskScheduler([]).next() is None
 
@@ -94,7 +101,7 @@ def test_every_round_goes_to_a_live_task_and_gradients_are_not_positive(
     shape: list[tuple[int, float]], seed: int
 ) -> None:
     rng = random.Random(seed)
-    scheduler = TaskScheduler([SchedulerTask(w, f, rng.choice("ab")) for w, f in shape])
+    scheduler = TaskScheduler([task(w, f, rng.choice("ab")) for w, f in shape])
     best: dict[int, float] = {}
     for _ in range(5 * len(shape)):
         index = scheduler.next()
