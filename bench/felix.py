@@ -87,7 +87,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     from tlp.model.inference import Precision
     from tlp.model.predictor import Predictor
     from tlp.programs.targets import detect_local_target
-    from tlp.search.scoring import DeviceScorer
+    from tlp.search.providers import DeviceScorer
 
     torch.set_num_threads(1)
     target = detect_local_target(1)

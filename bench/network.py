@@ -156,7 +156,7 @@ def main() -> None:
     from tlp.model.inference import Precision
     from tlp.model.predictor import Predictor
     from tlp.programs.targets import detect_local_target
-    from tlp.search.scoring import DeviceScorer
+    from tlp.search.providers import DeviceScorer
 
     torch.set_num_threads(1)
     checkpoint = Checkpoint.load(args.checkpoint)

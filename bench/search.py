@@ -70,7 +70,7 @@ def timed(name: str, function: Any, *, judged: bool = False) -> Any:
 
 
 class Untrained:
-    """A network of the shipped size with one head, scoring as in a tuning run (`tlp.search.scoring`)."""
+    """A network of the shipped size with one head, scoring as in a tuning run (`tlp.search.providers`)."""
 
     def __init__(self, precision: str) -> None:
         self._encoder = MetaScheduleEncoder(Vocabulary())

@@ -134,8 +134,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     from tlp.model.inference import Precision
     from tlp.model.predictor import Predictor
     from tlp.programs.targets import detect_local_target
-    from tlp.search.providers import CostModelProvider, RandomProvider, XGBProvider
-    from tlp.search.scoring import DeviceScorer
+    from tlp.search.providers import CostModelProvider, DeviceScorer, RandomProvider, XGBProvider
 
     models: dict[str, Callable[[], CostModelProvider]] = {"stock": XGBProvider, "random": RandomProvider}
     torch.set_num_threads(1)

@@ -36,7 +36,7 @@ from tlp.search.array_scores import ArrayModel, ArrayScores
 from tlp.search.array_search import ArraySearch, Pool, matrix
 from tlp.search.cost_model import Degraded
 from tlp.search.posterior import Posterior
-from tlp.search.scoring import on_threads
+from tlp.search.providers import on_threads
 
 if TYPE_CHECKING:
     from tlp.programs.space import DesignSpace

@@ -14,7 +14,8 @@ import numpy as np
 from storage import Sketch
 from tlp.felix.cells import Cells
 from tlp.measure import Observation
-from tlp.search.array_scores import ArrayModel, Floats, Integers, Programs
+from tlp.search.adaptation import Floats, Integers, Programs
+from tlp.search.array_scores import ArrayModel
 
 
 class Chooser(StrEnum):

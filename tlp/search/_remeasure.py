@@ -1,14 +1,12 @@
 """The best programs of a tuning run, measured again at its end.
 
-The best of many noisy latencies is too good: the search keeps what was lucky as well as what is fast. A second
-measurement, taken apart from the first, says how much of it was luck.
+The best of many noisy latencies is too good: the search keeps lucky programs as well as fast ones. A second measurement
+says how much of it was luck.
 
-Which: of each task the fastest program of the run (one measured while the canary was steady before one that was not),
-the tasks with the largest weighted gain first, `weight · (median latency of the task's programs in this run - best)`:
-what its search brought the network. If there are fewer tasks than wanted, then of each task the second, and so on.
-
-They are ordinary measurements of the run, but no trials: the budget counts programs. From then on the latency of such
-a program is the median of both, in the report as in the store (`MeasurementStore.best_programs`).
+Of each task the fastest program of the run is chosen (a steady canary goes first), the tasks in order of their gain,
+`weight · (median latency of the task's programs in this run - best)`. With fewer tasks than wanted the second of each
+follows, and so on. They are ordinary measurements of the run, but no trials: the budget counts programs. The latency of
+such a program is the median of both from then on (`MeasurementStore.best_programs`).
 """
 
 from __future__ import annotations
@@ -21,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from storage import Measurement, MeasurementState, MeasurementStore, Sketch
-from tlp.core.errors import TlpError
+from storage import Measurement, MeasurementState, Sketch
+from tlp.core.errors import InvalidInputError, TlpError
 from tlp.core.processes import held_signals
 from tlp.measure import measure_input
 from tlp.measure.canary import CanaryWatch
@@ -52,7 +50,10 @@ def remeasure(
         Whatever the runner or the store raises; what was measured is stored before.
     """
     fleet, device = tuning.fleet, tuning.device
-    chosen = choose(_first_measurements(fleet.store, run_ids), tasks, fleet.settings.tune_remeasure)
+    parts = pl.concat([fleet.store.measurements(run_id=run_id) for run_id in reversed(run_ids)])
+    first = parts.unique("program_id", keep="first", maintain_order=True)
+    ok = first.filter(pl.col("state") == MeasurementState.OK.value)
+    chosen = choose(ok, tasks, fleet.settings.tune_remeasure)
     candidates = _rebuild(tuning, tasks, [row for _task, row in chosen])
     if not candidates:
         return ()
@@ -63,19 +64,23 @@ def remeasure(
         jobs = [measure_input(candidate, device.target) for candidate in candidates.values()]
         for outcome in tuning.runner.measure(jobs):
             again[outcome.key] = recorder.add(candidates[outcome.key], outcome)
-    compared = [(task, first, again[first["program_id"]]) for task, first in chosen if first["program_id"] in again]
-    return tuple(_compare(task, first, second, fleet.settings.tune_remeasure_gap) for task, first, second in compared)
+    limit = fleet.settings.tune_remeasure_gap
+    return tuple(
+        _compare(task, float(row["latency_s"]), again[row["program_id"]], limit)
+        for task, row in chosen
+        if row["program_id"] in again
+    )
 
 
-def _compare(task: TaskState, first: Row, second: Measurement, limit: float) -> Remeasured:
-    first_s, again_s = float(first["latency_s"]), second.latency_s
+def _compare(task: TaskState, first_s: float, second: Measurement, limit: float) -> Remeasured:
+    again_s = second.latency_s
     gap = None if again_s is None else again_s / first_s - 1.0
     flagged = gap is None or abs(gap) > limit
     return Remeasured(task.name, second.program_id, first_s, again_s, gap, flagged, second.error)
 
 
 def choose(first: pl.DataFrame, tasks: Sequence[TaskState], count: int) -> list[tuple[TaskState, Row]]:
-    """Which programs are measured again, and for which task; the rule is told at the top of this module.
+    """Which programs are measured again, and for which task, by the rule at the top of this module.
 
     Args:
         first: OK measurements, one per program: workload_id, program_id, latency_s, canary_off.
@@ -85,8 +90,7 @@ def choose(first: pl.DataFrame, tasks: Sequence[TaskState], count: int) -> list[
         by_workload[row["workload_id"]].append(row)
     ranked = []
     for index, task in enumerate(tasks):
-        programs = by_workload.get(task.workload_id)
-        if not programs:
+        if not (programs := by_workload.get(task.workload_id)):
             continue
         typical_s = statistics.median(row["latency_s"] for row in programs)
         programs.sort(key=lambda row: (bool(row["canary_off"]), row["latency_s"]))
@@ -94,13 +98,6 @@ def choose(first: pl.DataFrame, tasks: Sequence[TaskState], count: int) -> list[
             ranked.append((place, -task.weight * (typical_s - best["latency_s"]), index, best))
     ranked.sort(key=lambda item: item[:3])
     return [(tasks[index], row) for _place, _gain, index, row in ranked[:count]]
-
-
-def _first_measurements(store: MeasurementStore, run_ids: Sequence[str]) -> pl.DataFrame:
-    """OK measurements of a run in all its parts, of each program the first."""
-    parts = pl.concat([store.measurements(run_id=run_id) for run_id in reversed(run_ids)])
-    first = parts.unique("program_id", keep="first", maintain_order=True)
-    return first.filter(pl.col("state") == MeasurementState.OK.value)
 
 
 def _rebuild(tuning: Tuning, tasks: Sequence[TaskState], chosen: Sequence[Row]) -> dict[str, Candidate]:
@@ -125,11 +122,9 @@ def _rebuild(tuning: Tuning, tasks: Sequence[TaskState], chosen: Sequence[Row]) 
                 if workload_id not in spaces:
                     spaces[workload_id] = DesignSpace(workloads[workload_id], device.target)
                 built = spaces[workload_id].build(sketches[row["sketch_id"]], decisions[program_id])
+            if built is None or built.program.program_id != program_id:
+                raise InvalidInputError("it cannot be built any more")
+            candidates[program_id] = built
         except TlpError as exc:
             log.warning("program %s is not measured again: %s", program_id, exc)
-            continue
-        if built is None or built.program.program_id != program_id:
-            log.warning("program %s is not measured again: it cannot be built any more", program_id)
-        else:
-            candidates[program_id] = built
     return candidates

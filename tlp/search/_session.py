@@ -1,10 +1,9 @@
 """The rounds of one tuning run.
 
 While the programs of one task are measured, the next task's proposer works (`Proposer.overlaps`): in another thread,
-on a core that the device does not use. It is asked for the task that the scheduler would pick if the one being measured
-had no other turn; if the scheduler then wants another, what was proposed waits for the task's turn. Everything that a
-proposal depends on (what was observed, the model in force) changes only between two proposals, so a run is the same
-with and without the time it saves, but for the order of tasks.
+on a core that the device does not use. The next task is what the scheduler would pick without the one being measured;
+if it then picks another, the proposal waits for its task's turn. What a proposal depends on (observations, the model in
+force) changes only between two proposals, so overlapping changes nothing but the order of tasks.
 """
 
 from __future__ import annotations
@@ -116,14 +115,12 @@ class TuningSession:
             # Its proposer takes them for measured; opened anew it knows better and may propose them again.
             self._proposers.close(task.workload)
             proposal = None
-        if proposal is None:
-            proposal = self._attempt(index, "proposing programs", lambda: self._propose(task, self._count()))
+        proposal = proposal or self._attempt(index, "proposing programs", lambda: self._propose(task, self._count()))
         if proposal is None:
             return
-        if not proposal.candidates:
+        if not (candidates := proposal.candidates):
             self._give_up(index, "its design space has no more programs")
             return
-        candidates = proposal.candidates
         scores = self._scores(candidates)
         self._watch.check()
         self._look_ahead(index, len(candidates))
@@ -152,10 +149,8 @@ class TuningSession:
         """Let the next task's search propose while this task's programs are measured."""
         if not self._overlap or (count := self._count(reserved)) < 1:
             return
-        other = self._scheduler.next(without=(index,))
-        if other is None or self._ahead.has(other):
-            return
-        if not self._proposers.may_overlap(self.tasks[other].workload):
+        other = self._scheduler.next(without=index)
+        if other is None or self._ahead.has(other) or not self._proposers.may_overlap(self.tasks[other].workload):
             return
         self._ahead.begin(other, lambda: self._propose(self.tasks[other], count, ahead=True))
 
@@ -313,17 +308,8 @@ class TuningSession:
             raise self._recorder.all_failed()
 
     def _tell(self, index: int) -> None:
-        if self._tuning.on_progress is not None:
-            self._tuning.on_progress(self.progress(index))
-
-    def progress(self, index: int = 0) -> TuningProgress:
-        """Where the run stands."""
-        return TuningProgress(
-            tuple(replace(task) for task in self.tasks),
-            index,
-            self.trials,
-            sum(task.failed for task in self.tasks),
-            self._total,
-            self.version,
-            time.monotonic() - self._started,
-        )
+        if self._tuning.on_progress is None:
+            return
+        rows, failed = tuple(replace(task) for task in self.tasks), sum(task.failed for task in self.tasks)
+        seconds = time.monotonic() - self._started
+        self._tuning.on_progress(TuningProgress(rows, index, self.trials, failed, self._total, self.version, seconds))

@@ -1,11 +1,9 @@
 """Online adaptation: while a network is tuned, the device's head learns from what the run measures.
 
-Bounded and for this run only: the trunk and the head up to its last hidden layer stay as they are in the registry;
-what is learned is, for each task, how far the head's score can be trusted and what it gets wrong near programs that
-were measured (`tlp.search.posterior`). It is kept in memory and is gone with the run. `--frozen` does without.
-
-When the version in force changes (a promotion, a roll-back), what was learned of the old one's head is worked out anew
-from the same measurements.
+Trunk and head, up to its last hidden layer, stay as they are in the registry. Learned is, for each task, how far the
+head's score can be trusted and what it gets wrong near programs that were measured (`tlp.search.posterior`), in memory
+and for this run only. `--frozen` does without. When the version in force changes (a promotion, a roll-back) all is
+worked out anew from the same measurements.
 """
 
 from __future__ import annotations
@@ -30,6 +28,8 @@ Integers = npt.NDArray[np.int64]
 MEMORY: Final = 256  # measured programs of a task that are learned from: half the fastest, half the newest
 KAPPA: Final = 0.5  # how much an uncertain program is preferred, in standard deviations
 
+Programs = Sequence[tuple[Sketch, Integers]]
+"""Sketch by sketch, `(N, D)` decisions; numbered through where an index is asked for."""
 
 Pool = Callable[[Sketch, Integers], "Pooled"]
 """A sketch and `(N, D)` decisions → its programs as the model in force sees them."""
@@ -37,11 +37,7 @@ Pool = Callable[[Sketch, Integers], "Pooled"]
 
 @dataclass(frozen=True)
 class Measured:
-    """A program that ran on the device.
-
-    Attributes:
-        latency_s: positive.
-    """
+    """A program that ran on the device; `latency_s` is positive."""
 
     sketch: Sketch
     decisions: tuple[int, ...]
@@ -67,15 +63,11 @@ class Adaptation:
 
 
 class TaskAdaptation:
-    """What a tuning run has learned of one task.
-
-    Args:
-        prior_gain: a₀ as the other tasks have it; None if they do not know.
-    """
+    """What a tuning run has learned of one task; `prior_gain`: a₀ as the other tasks have it, None if unknown."""
 
     def __init__(self, prior_gain: Callable[[], float | None] = lambda: None) -> None:
         self._prior_gain = prior_gain
-        self._sample: Sequence[tuple[Sketch, Integers]] = ()
+        self._sample: Programs = ()
         self._measured: list[Measured] = []
         self._scale: Scale | None = None
         self._posterior: Posterior | None = None
@@ -83,16 +75,16 @@ class TaskAdaptation:
         self._usable: Callable[[Measured], bool] | None = None
 
     @property
-    def has_measured(self) -> bool:
-        """Whether it was told of any program."""
-        return bool(self._measured)
+    def is_new(self) -> bool:
+        """It was told of no program yet."""
+        return not self._measured
 
     @property
     def gain(self) -> float | None:
         """a, if something was learned."""
         return None if self._posterior is None or not self._measured else self._posterior.gain
 
-    def prepare(self, programs: Sequence[tuple[Sketch, Integers]]) -> None:
+    def prepare(self, programs: Programs) -> None:
         """Random programs of the task, sketch by sketch: they tell its scale."""
         self._sample = tuple(programs)
 
@@ -117,18 +109,15 @@ class TaskAdaptation:
             version: which one; what was learned is worked out anew if it is another one than before.
         """
         scores, hidden = _gathered(pool, [(sketch, rows)])
-        return self._current(pool, version).mean(scores, hidden)
+        return self.posterior(pool, version).mean(scores, hidden)
+
+    def pick(self, pool: Pool, version: object, programs: Programs, count: int) -> list[int]:
+        """Which `count` of some programs to measure, in order."""
+        scores, hidden = _gathered(pool, programs)
+        return self.posterior(pool, version).pick(scores, hidden, count, KAPPA)
 
     def posterior(self, pool: Pool, version: object) -> Posterior:
         """What is known of the task now; arguments as of `scores`."""
-        return self._current(pool, version)
-
-    def pick(self, pool: Pool, version: object, programs: Sequence[tuple[Sketch, Integers]], count: int) -> list[int]:
-        """Which `count` of some programs to measure, in order; they are numbered through, sketch by sketch."""
-        scores, hidden = _gathered(pool, programs)
-        return self._current(pool, version).pick(scores, hidden, count, KAPPA)
-
-    def _current(self, pool: Pool, version: object) -> Posterior:
         if version is not self._version:
             self._version, self._scale, self._posterior = version, None, None
         if self._scale is None:
@@ -151,7 +140,7 @@ class TaskAdaptation:
         return Posterior.fit(scale, scores, hidden, y, self._prior_gain())
 
 
-def _gathered(pool: Pool, programs: Sequence[tuple[Sketch, Integers]]) -> tuple[Floats, Floats]:
+def _gathered(pool: Pool, programs: Programs) -> tuple[Floats, Floats]:
     """Scores `(N,)` and hidden vectors `(N, D)` of programs given sketch by sketch. Raises ValueError (not finite)."""
     parts = [pool(sketch, rows) for sketch, rows in programs]
     scores = np.concatenate([np.asarray(part.scores, np.float64) for part in parts])

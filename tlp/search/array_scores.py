@@ -11,24 +11,15 @@ from numpy.typing import NDArray
 from storage import Sketch
 from tlp.core.processes import check_interrupt
 from tlp.measure import Observation
-from tlp.search.adaptation import Measured, Pool, TaskAdaptation
+from tlp.search.adaptation import Floats, Integers, Measured, Pool, Programs, TaskAdaptation
 from tlp.search.cost_model import Degraded, Scorer, checked
-
-Integers = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Programs = Sequence[tuple[Sketch, Integers]]
-"""Sketch by sketch, `(N, D)` decisions; numbered through where an index is asked for."""
 
 ScoreArrays = Callable[[Sketch, Integers], NDArray[np.floating[Any]]]
 """A sketch and `(N, D)` decisions → `(N,)` scores, higher = faster."""
 
 
 class ArrayModel:
-    """Scores and nothing else: the best are measured in their order.
-
-    Args:
-        score: of programs of one sketch.
-    """
+    """Scores and nothing else: the best are measured in their order."""
 
     def __init__(self, score: ScoreArrays) -> None:
         self._score = score
@@ -57,8 +48,8 @@ class ArrayScores(ArrayModel):
     and `degraded` counts it. Only a waiting Ctrl-C or SIGTERM ends it (`tlp.core.processes`).
 
     Args:
-        scorer: called anew for every batch: the scorer in force. One with a method `pooled` (`tlp.search.scoring`) is
-            asked for arrays; any other scores the programs one by one and cannot be adapted.
+        scorer: called anew for every batch: the scorer in force. One with `pooled` (`DeviceScorer`) is asked for
+            arrays; any other scores the programs one by one and cannot be adapted.
         degraded: shared by the cost models of a run.
         adaptation: what the run has learned of this task; None: the model is used as it is.
         seed: of the random scores.
@@ -97,22 +88,20 @@ class ArrayScores(ArrayModel):
         if self._adaptation is None:
             return super().pick(programs, count)
         try:
-            scorer = self._in_force()
-            pool = _pool_of(scorer)
+            scorer, pool = self._in_force()
             if pool is None:
                 return super().pick(programs, count)
             return self._adaptation.pick(pool, scorer, programs, count)
         # As in `TLPCostModel.predict`.
         except Exception as exc:  # noqa: BLE001
-            self._degraded.record(f"{type(exc).__name__}: {exc}"[:300])
+            self._degraded.record(exc)
             total = sum(len(rows) for _, rows in programs)
             return self._rng.permutation(total)[:count].tolist()  # type: ignore[no-any-return]
 
     def _scores(self, sketch: Sketch, rows: Integers) -> Floats:
         check_interrupt()
         try:
-            scorer = self._in_force()
-            pool = _pool_of(scorer)
+            scorer, pool = self._in_force()
             if pool is None:
                 raw = scorer([(sketch, row) for row in rows])
             elif self._adaptation is None:
@@ -122,17 +111,11 @@ class ArrayScores(ArrayModel):
             return checked(np.asarray(raw, dtype=np.float64), len(rows))
         # As in `TLPCostModel.predict`.
         except Exception as exc:  # noqa: BLE001
-            self._degraded.record(f"{type(exc).__name__}: {exc}"[:300])
+            self._degraded.record(exc)
             return self._rng.random(len(rows))
 
-    def _in_force(self) -> Scorer:
-        scorer = self._scorer()
-        if scorer is None:
+    def _in_force(self) -> tuple[Scorer, Pool | None]:
+        """The scorer, and its way to score arrays if it has one."""
+        if (scorer := self._scorer()) is None:
             raise ValueError("there is no model that scores arrays")
-        return scorer
-
-
-def _pool_of(scorer: Scorer) -> Pool | None:
-    """The scorer's way to score arrays, if it has one."""
-    pool: Pool | None = getattr(scorer, "pooled", None)
-    return pool
+        return scorer, getattr(scorer, "pooled", None)

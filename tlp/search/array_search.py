@@ -1,8 +1,8 @@
 """Evolutionary search that applies only what will be measured.
 
 TVM's `EvolutionarySearch` applies and post-processes every candidate, some 20 ms each, before a model sees it. TLP
-judges a candidate by its recipe, so here a population is integer arrays (`tlp.language.arrays`), is encoded by its
-sketch's template and scored in bulk; only the few programs that are chosen to be measured are applied to the module.
+judges the recipe: a population is integer arrays (`tlp.language.arrays`), encoded by its sketch's template and scored
+in bulk; only the few programs chosen to be measured are applied to the module.
 
 One call of `propose(n)`
 
@@ -28,8 +28,8 @@ import numpy as np
 from storage import Program, Workload
 from tlp.language.arrays import Arrays, IntArray
 from tlp.measure import Observation, Proposer
-from tlp.search.adaptation import Measured
-from tlp.search.array_scores import ArrayModel, Floats, ScoreArrays
+from tlp.search.adaptation import Floats, Measured
+from tlp.search.array_scores import ArrayModel, ScoreArrays
 
 if TYPE_CHECKING:
     from tlp.programs.space import Candidate, DesignSpace
@@ -95,16 +95,13 @@ class Pool:
 
     def learn(self, row: IntArray, *, accepted: bool) -> None:
         """What TVM said of a program."""
-        for index, value in enumerate(self.arrays.values(row)):
-            self._banned.setdefault((index, value), [0, 0])[0 if accepted else 1] += 1
+        for item in enumerate(self.arrays.values(row)):
+            self._banned.setdefault(item, [0, 0])[0 if accepted else 1] += 1
 
     def allowed(self, row: IntArray) -> bool:
         """Whether none of its decisions has a value that TVM refused often and never took."""
-        for index, value in enumerate(self.arrays.values(row)):
-            accepted, rejected = self._banned.get((index, value), (0, 0))
-            if not accepted and rejected >= _REJECTIONS:
-                return False
-        return True
+        said = [self._banned.get(item, [0, 0]) for item in enumerate(self.arrays.values(row))]
+        return not any(not accepted and rejected >= _REJECTIONS for accepted, rejected in said)
 
 
 class _Scored(NamedTuple):
@@ -214,11 +211,9 @@ class ArraySearch(Proposer):
             survivors = pool.rows[: int(share * _SURVIVORS)]
             pool.clear()  # the model may be another one now
             good = matrix(self._good.get(sketch_id, ()), pool.arrays.width)
-            bred = (
-                pool.arrays.mutate(good[self._rng.integers(len(good), size=share // 4)], self._rng)
-                if len(good)
-                else good
-            )
+            bred = good
+            if len(good):
+                bred = pool.arrays.mutate(good[self._rng.integers(len(good), size=share // 4)], self._rng)
             fresh = pool.arrays.random(max(share - len(survivors) - len(bred), 1), self._rng)
             self._judge(pool, np.concatenate([survivors, bred, fresh]))
         for _ in range(self._generations - 1):
@@ -331,15 +326,14 @@ class ArraySearch(Proposer):
         )
 
     def _is_new(self, pool: Pool, row: IntArray) -> bool:
-        """Neither proposed nor measured before, nor of what TVM rejects as far as known."""
+        """Neither proposed nor measured before, nor rejected by TVM as far as known."""
         return Program.make(pool.arrays.sketch, row.tolist()).program_id not in self._measured and pool.allowed(row)
 
     def _build(self, pool: Pool, row: IntArray) -> Candidate | None:
         """Apply one program; None if it was proposed or measured before, or TVM rejects it (now or by experience)."""
-        sketch = pool.arrays.sketch
         if not self._is_new(pool, row):
             return None
-        candidate = self._space.build(sketch, row.tolist())
+        candidate = self._space.build(pool.arrays.sketch, row.tolist())
         self.counts.applied += 1
         self.counts.rejected += candidate is None
         pool.learn(row, accepted=candidate is not None)

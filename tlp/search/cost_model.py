@@ -44,12 +44,12 @@ class Degraded:
     events: int = 0
     last_reason: str | None = None
 
-    def record(self, reason: str) -> None:
+    def record(self, exc: Exception) -> None:
         """Count one; the first of a run is logged as a warning."""
         self.events += 1
-        self.last_reason = reason
+        self.last_reason = f"{type(exc).__name__}: {exc}"[:300]
         if self.events == 1:
-            log.warning("the cost model cannot be used (%s): searching with random scores meanwhile", reason)
+            log.warning("the cost model cannot be used (%s): searching with random scores meanwhile", self.last_reason)
 
 
 class ScoreScale:
@@ -163,7 +163,7 @@ class TLPCostModel:
             return self._scale(checked(raw, len(schedules)))
         # A model is a guide, not a part the search depends on: any failure costs guidance, never the run.
         except Exception as exc:  # noqa: BLE001
-            self._degraded.record(f"{type(exc).__name__}: {exc}"[:300])
+            self._degraded.record(exc)
             return self._rng.random(len(schedules))
 
     def tvm_object(self) -> Any:

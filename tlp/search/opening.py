@@ -112,7 +112,7 @@ class Task:
         if adaptation is None:
             return None
         task = adaptation.task(self._workload.workload_id)
-        if not task.has_measured:
+        if task.is_new:
             task.observe(self._measured())
         return task
 
@@ -125,8 +125,8 @@ class Task:
 
     def _measured(self) -> list[Measured]:
         """Programs of the task that were measured on the device before, the fastest and the newest."""
-        rows = self._store.samples(devices=[self._device], workload_ids=[self._workload.workload_id])
-        rows = rows.unique("program_id", keep="last").sort("seq")
+        ids = [self._workload.workload_id]
+        rows = self._store.programs_with_latency(devices=[self._device], workload_ids=ids).sort("seq")
         if len(rows) > MEMORY:
             rows = pl.concat([rows.sort("latency_s").head(MEMORY // 2), rows.tail(MEMORY // 2)]).unique("program_id")
         return self._programs(rows.sort("seq"))

@@ -7,15 +7,16 @@ Notation: n programs measured, N to be judged, D numbers of the head's last hidd
                                       ε ~ N(0, σ²(1-ρ))          a ~ N(a₀, a₀²)
 
 A last layer learned by Bayesian regression (Snoek et al. 2015, "Scalable Bayesian Optimization Using Deep Neural
-Networks", §3) with a kernel in place of its linear map: the gain `a` is how much the device's head is trusted on this
-task, r what it gets wrong near programs that were measured. ℓ and ρ are those of a small grid with the largest
-marginal likelihood, σ² is profiled out (Rasmussen & Williams 2006, §2.7 and §5.4). With no measurements the mean is
-a₀·s and the variance the prior's, which already tells near duplicates apart from the rest. O(n³) once per round.
+Networks", §3) with a kernel in place of its linear map: `a` is how much the device's head is trusted on this task, r
+what it gets wrong near measured programs. ℓ and ρ are those of a small grid with the largest marginal likelihood, σ² is
+profiled out (Rasmussen & Williams 2006, §2.7 and §5.4). Without measurements the mean is a₀·s and the variance the
+prior's, which tells near duplicates from the rest. O(n³) once per round.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Final
 
 import numpy as np
@@ -37,8 +38,7 @@ class Scale:
     """Of a task's programs: what makes hidden vectors and scores comparable.
 
     Attributes:
-        centre: `(D,)`.
-        spread: `(D,)`, positive.
+        centre, spread: `(D,)`, the spread positive.
         distance: median squared distance of two standardised programs, per dimension.
         deviation: standard deviation of the scores, positive.
     """
@@ -71,11 +71,9 @@ class Posterior:
     Attributes:
         scale: the task's.
         anchors: `(n, D)` measured programs, standardised.
-        gain: a.
-        offset: b.
+        gain, offset: a, b.
         length: ℓ² in units of the median squared distance.
-        share: ρ.
-        variance: σ².
+        share, variance: ρ, σ².
         inverse: `(n, n)` of ρK + (1-ρ)I; None: nothing was measured.
         weights: `(n,)`.
     """
@@ -99,16 +97,11 @@ class Posterior:
 
     @staticmethod
     def fit(scale: Scale, scores: Array, hidden: Array, y: Array, gain: float | None = None) -> Posterior:
-        """Given scores `(n,)`, hidden vectors `(n, D)` and `(n,)` -log2(latency in seconds) of measured programs.
-
-        `gain`: a₀ where other tasks of the run have told it.
-        """
+        """Given scores `(n,)`, hidden vectors `(n, D)` and `(n,)` -log2(latency_s); `gain` as in `prior`."""
         anchors = scale.standardised(hidden)
         distances = squared_distances(anchors, anchors)
-        a0 = prior_gain(scale, gain)
-        fits = [
-            _given(scale, anchors, distances, scores, y, a0, length, share) for length in LENGTHS for share in SHARES
-        ]
+        a0, grid = prior_gain(scale, gain), product(LENGTHS, SHARES)
+        fits = (_given(scale, anchors, distances, scores, y, a0, *point) for point in grid)
         return max(fits, key=lambda item: item[0])[1]
 
     def mean(self, scores: Array, hidden: Array) -> Array:

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from storage import Device
+import numpy as np
+import numpy.typing as npt
+
+from storage import Device, Sketch
+from tlp.core.errors import InvalidInputError
 from tlp.core.fleet import Fleet
 from tlp.registry import CHAMPION
+from tlp.search.adaptation import Pool
 from tlp.search.cost_model import Degraded, Scorer, TLPCostModel
 
 if TYPE_CHECKING:
     from tlp.core.registry import ResolvedModel
     from tlp.core.settings import Settings
+    from tlp.model.inference import Pooled
+    from tlp.model.predictor import Predictor
     from tlp.programs.space import DesignSpace
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-
 
 WITHOUT_REGISTRY: Final = ("xgb", "random")
 """What a person may type after `--model` that is no registered version."""
@@ -67,8 +74,8 @@ class InForce(Generic[T]):
     """The version of a registered model that a run uses: looked up at each call, loaded once.
 
     A champion that was deleted, whose alias points nowhere or whose files are gone is replaced by the last good version
-    (`Registry.usable`), with a notice. Once a version is loaded, failing to look again is no error: the run continues
-    with it, whatever became of its model meanwhile, and a notice says so.
+    (`Registry.usable`), with a notice. Once a version is loaded the run continues with it, and a notice says so, if the
+    registry fails.
 
     Args:
         key: the family, or the key of another kind of model.
@@ -144,10 +151,8 @@ class RegistryProvider(CostModelProvider):
         return self._now()[0]
 
     def _now(self) -> tuple[Scorer, str]:
-        if self._current is None:
-            self.refresh()
-        assert self._current is not None
-        return self._current[1], self._current[0]
+        version, scorer = self._current = self._current or self._in_force()
+        return scorer, version
 
 
 class XGBProvider(CostModelProvider):
@@ -196,7 +201,6 @@ def _load_scorer(version: ResolvedModel, *, device: Device, settings: Settings) 
     from tlp.model.checkpoint import Checkpoint  # imports torch
     from tlp.model.inference import Precision
     from tlp.model.predictor import Predictor
-    from tlp.search.scoring import DeviceScorer
 
     checkpoint = Checkpoint.load(version.checkpoint_dir)
 
@@ -213,3 +217,46 @@ def _load_scorer(version: ResolvedModel, *, device: Device, settings: Settings) 
     exact, wanted = predictor(Precision.FLOAT32), Precision(settings.tune_precision)
     fast = exact if wanted.dtype() == Precision.FLOAT32.dtype() else predictor(wanted)
     return DeviceScorer(exact, fast, settings.torch_threads or 1)
+
+
+class DeviceScorer:
+    """A `tlp.search.cost_model.Scorer`; its `pooled` scores thousands of programs of one sketch.
+
+    Args:
+        predictor: of the device.
+        fast: of the device too, perhaps of lower precision: for `pooled`.
+        threads: torch threads; the process keeps its own number for everything else. Batches of a search take 0.1 s on
+            one thread; more threads wait for each other beside TVM's own.
+    """
+
+    def __init__(self, predictor: Predictor, fast: Predictor, threads: int) -> None:
+        self._predictor = predictor
+        self._fast = fast
+        self._threads = threads
+        # Only a network that it can compute is offered (`Inference.fits`).
+        self.pooled: Pool | None = self._pooled if fast.is_dense else None
+
+    def __call__(self, items: Sequence[tuple[Sketch, Sequence[int]]]) -> npt.NDArray[np.floating[Any]]:
+        """Programs of one workload → `(N,)`, higher = faster, in float32."""
+        with on_threads(self._threads):
+            return self._predictor.score_many(items)
+
+    def _pooled(self, sketch: Sketch, rows: npt.NDArray[np.int64]) -> Pooled:
+        with on_threads(self._threads):
+            programs = self._fast.pooled(sketch, rows)
+        if programs is None:
+            raise InvalidInputError("no programs to score")
+        return programs
+
+
+@contextmanager
+def on_threads(count: int) -> Iterator[None]:
+    """`count` torch threads for the body."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,24 +1,18 @@
 """Samples that teach a model most: a large pool of encoded programs, of which few are built and measured.
 
-Arithmetic on encoded candidates, vectorised. Notation
+Notation: N candidates of one workload, measured ones among them; K numbers of a candidate (its profile); M measured or
+chosen already.
 
-    N  candidates of one workload, measured ones among them
-    K  numbers of a candidate (its profile)
-    M  measured or chosen already
-
-Three things make a program worth measuring, in the spirit of TCL's RDU sampler (Representativeness, Diversity,
-Uncertainty; arXiv 2604.12891) and of CDMPP's choice by clusters (arXiv 2311.09690): it lies where many candidates lie,
-far from what is known, and where the model hesitates. A fourth belongs to ranking, where only the fast end of a list
-counts: the model takes it for a fast one. All four are put into one greedy rule, a weighted k-centre: the next program
-is the one with the largest
+A program is worth measuring if it lies where many candidates lie, far from what is known, and where the model
+hesitates, as in TCL's RDU sampler (Representativeness, Diversity, Uncertainty; arXiv 2604.12891) and CDMPP's choice by
+clusters (arXiv 2311.09690); and, as only the fast end of a ranking counts, if the model takes it for fast. One greedy
+rule, a weighted k-centre, has all four: the next program is the one with the largest
 
     distance to the nearest one known · exp(Σ weight · standardised score)
 
-which costs N·K operations per program chosen, so pools of 10^5 candidates are no burden.
-
-The scores are those of a *guide*, a small model trained on what the device, and its relatives, measured so far. The
-pool of a workload is made of integers (`tlp.language.arrays`), drawn from the design space's sketches; only what is
-chosen is applied to a module (`DesignSpace.build`), which costs a thousand times more than encoding it.
+which costs N·K operations per program chosen. The scores are those of a *guide*, a small model trained on what the
+device and its relatives measured. The pool is integers (`tlp.language.arrays`), drawn from the design space's sketches;
+only what is chosen is applied to a module (`DesignSpace.build`), which costs a thousand times more than encoding it.
 """
 
 from __future__ import annotations
@@ -33,8 +27,9 @@ import numpy.typing as npt
 
 from storage import MeasurementStore, Sketch, Workload
 from tlp.core.errors import InvalidInputError
-from tlp.language.arrays import Arrays
+from tlp.language.arrays import Arrays, IntArray
 from tlp.measure import Proposer
+from tlp.search.adaptation import Floats
 from tlp.search.posterior import squared_distances
 from tlp.search.proposers import RandomProposer
 from tlp.training.data.dataset import Dataset, build_dataset
@@ -45,8 +40,6 @@ if TYPE_CHECKING:
     from tlp.programs.space import Candidate, DesignSpace
 
 FloatArray = npt.NDArray[np.floating]
-Floats = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 Profiles = npt.NDArray[np.float32]
 Rows = list[tuple[Sketch, IntArray]]  # sketch by sketch, (N, D) decisions
 
@@ -79,11 +72,7 @@ SELECT = Weights(promise=0.7, uncertainty=0.5, density=0.5)
 
 @dataclass(frozen=True)
 class Standard:
-    """A scale for distances: mean 0 and deviation 1 over some points; what never varies there becomes 0.
-
-    Attributes:
-        mean, spread: `(K,)`.
-    """
+    """A scale for distances: mean 0 and deviation 1 `(K,)` over some points; what never varies there becomes 0."""
 
     mean: Profiles
     spread: Profiles
@@ -125,9 +114,9 @@ def choose(
         Indices of different candidates, the most wanted first.
     """
     n = len(points)
-    count = min(count, n)
-    if count <= 0:
-        return np.empty(0, dtype=np.int64)
+    chosen = np.empty(max(min(count, n), 0), dtype=np.int64)
+    if not len(chosen):
+        return chosen
     worth = np.zeros(n)
     for values, weight in ((scores, weights.promise), (uncertainty, weights.uncertainty)):
         if values is not None and weight:
@@ -136,14 +125,10 @@ def choose(
         worth -= weights.density * _standard_scores(_crowding(points, rng))
     factor = np.exp(worth - worth.max())
     free = np.ones(n, dtype=bool)
-    if known is not None and len(known):
-        distance = _nearest(points, known)
-    else:
-        # nothing is known: every place is as new as any other, chance decides among equal worth
-        distance = rng.uniform(0.5, 1.0, n)
-    chosen = np.empty(count, dtype=np.int64)
     started = known is not None and len(known) > 0
-    for i in range(count):
+    # If nothing is known every place is as new as any other: chance decides among equal worth.
+    distance = _nearest(points, known) if known is not None and started else rng.uniform(0.5, 1.0, n)
+    for i in range(len(chosen)):
         value = np.where(free, distance * factor, -1.0)
         best = int(value.argmax())
         chosen[i] = best
@@ -196,11 +181,10 @@ def fit_guide(dataset: Dataset, device: str, *, seed: int = 0) -> Guide | None:
     """A guide for a device; None if there is nothing to learn from.
 
     Own labels count where there are any, translated ones where only relatives measured (`fill_from_relatives`); with
-    next to no samples of its own, a device is taken for its relative with the most.
+    fewer than `MIN_LABELS` of its own, a device is taken for its relative with the most.
 
     Args:
         dataset: of the device and its relatives.
-        device: one of the data set's.
         seed: of the trees.
     """
     column = dataset.device_names.index(device)
@@ -260,21 +244,15 @@ class Guides:
             self.fitted_at = have
         return self._guide
 
-    def own(self, workload: Workload, sketches: Sequence[Sketch]) -> Rows:
-        """Programs of a workload that the device measured."""
-        return self._stored(workload, sketches, [self._device], frozenset())
-
-    def shared(self, workload: Workload, sketches: Sequence[Sketch], measured: AbstractSet[str]) -> Rows:
-        """Programs of a workload that relatives measured and this device did not."""
-        return self._stored(workload, sketches, self._relatives, measured) if self._relatives else []
-
-    def _stored(
-        self, workload: Workload, sketches: Sequence[Sketch], devices: Sequence[str], without: AbstractSet[str]
+    def stored(
+        self, workload: Workload, sketches: Sequence[Sketch], *, without: AbstractSet[str] | None = None
     ) -> Rows:
+        """Programs of a workload that the device measured; given `without`, those of its relatives but for these."""
+        devices = [self._device] if without is None else self._relatives
         frame = self._store.samples(devices=devices, workload_ids=[workload.workload_id])
         by_sketch: dict[str, dict[str, list[int]]] = {sketch.sketch_id: {} for sketch in sketches}
         for sketch_id, program, decisions in frame.select("sketch_id", "program_id", "decisions").iter_rows():
-            if program not in without and sketch_id in by_sketch:
+            if sketch_id in by_sketch and program not in (without or ()):
                 by_sketch[sketch_id][program] = list(decisions)
         ordered = sorted(sketches, key=lambda sketch: sketch.sketch_id)
         parts = [(sketch, list(by_sketch[sketch.sketch_id].values())) for sketch in ordered]
@@ -290,9 +268,7 @@ class SelectProposer(Proposer):
     Args:
         space: the workload's design space on the device's target.
         guides: of the device.
-        seed: of every choice.
         pool: candidates looked at per visit.
-        weights: of the rule.
     """
 
     def __init__(
@@ -333,7 +309,7 @@ class SelectProposer(Proposer):
     def _choose(self, workload: Workload, count: int, measured: AbstractSet[str]) -> list[tuple[Sketch, list[int]]]:
         """Programs to build, the most wanted first."""
         guide = self._guides.before(count)
-        rows = self._guides.shared(workload, self._sketches, measured)
+        rows = self._guides.stored(workload, self._sketches, without=measured)
         if sum(len(values) for _, values in rows) < count:
             rows = self._random_rows()
         if not rows:
@@ -359,7 +335,7 @@ class SelectProposer(Proposer):
         """`(M, K)` profiles of what the device measured, and of what was proposed since."""
         if self._profiles is None:
             reader = self._guides.reader
-            parts = [reader.read(sketch, rows) for sketch, rows in self._guides.own(workload, self._sketches)]
+            parts = [reader.read(sketch, rows) for sketch, rows in self._guides.stored(workload, self._sketches)]
             self._profiles = np.concatenate([reader.read(self._sketches[0], []), *parts])
         return self._profiles
 

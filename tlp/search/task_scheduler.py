@@ -12,7 +12,7 @@ Constants as in `auto_scheduler.TaskScheduler`.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from tlp.search.tasks import TaskState
@@ -38,9 +38,9 @@ class TaskScheduler:
         # A budget too small for all tasks should go to those that matter.
         self._warm_up = sorted(range(len(self._tasks)), key=lambda i: (-self._tasks[i].weight * self._tasks[i].flop, i))
 
-    def next(self, without: Collection[int] = ()) -> int | None:
-        """The task for the next round, none of `without`; None if there is no other or every task is retired."""
-        live = [i for i in self._warm_up if not self._tasks[i].retired and i not in without]
+    def next(self, without: int | None = None) -> int | None:
+        """The task for the next round, not `without`; None if every other is retired."""
+        live = [i for i in self._warm_up if not self._tasks[i].retired and i != without]
         fresh = [i for i in live if not self._tasks[i].history] or [i for i in live if not _has_latency(self._tasks[i])]
         return fresh[0] if fresh else min(live, key=self.gradient, default=None)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from storage import Device, DeviceState, MeasurementStore, Run, RunKind, RunState
-from tlp.core.errors import AllFailedError, DeviceLostError, InvalidInputError, TlpError, UserError
+from tlp.core.errors import AllFailedError, DeviceLostError, TlpError, UserError
 from tlp.core.fleet import Fleet
 from tlp.core.progress import say
 from tlp.core.requests import TuneRequest
@@ -35,12 +35,10 @@ class ResumePoint:
     """An unfinished tuning run.
 
     Attributes:
-        run_id: the newest part.
-        params: its parameters, those of `TuneParams`.
+        params: those of `TuneParams`.
         run_ids: all parts, newest first; a part that was resumed names the one before.
     """
 
-    run_id: str
     params: Mapping[str, Any]
     run_ids: tuple[str, ...]
 
@@ -63,7 +61,7 @@ def find_resumable(store: MeasurementStore, network: str, device: str) -> Resume
     chain = [earlier[0].run_id]
     while (before := by_id[chain[-1]].params.get("resumed_from")) in by_id and before not in chain:
         chain.append(before)
-    return ResumePoint(earlier[0].run_id, earlier[0].params, tuple(chain))
+    return ResumePoint(earlier[0].params, tuple(chain))
 
 
 def tune(
@@ -77,12 +75,12 @@ def tune(
     """Search for fast programs of every subgraph of a network, measuring `request.trials` of them on the device.
 
     Rounds of `settings.tune_batch` programs; the task scheduler says of which subgraph. A trial is one measured
-    program, failed ones included. Programs that were measured on this device before are not measured again; the best
-    of them are where the search starts. The model is looked up anew before every round. The canary is measured before
-    each round, and what the model predicted is compared with what was measured (`tlp.fleet.quality`). At the end the
-    best `settings.tune_remeasure` programs of the run are measured again (`tlp.search._remeasure`). Each round is one
-    transaction; on Ctrl-C, SIGTERM or an error what was measured is stored first. The device's lock is held throughout
-    and the run is a row of kind TUNE. A resumed run keeps its parameters, but for `trials` if it is given.
+    program, failed ones included. Programs measured on this device before are not measured again; the search starts
+    from the best of them. Before each round the model is looked up anew and the canary is measured; after it the
+    model's predictions are compared with the latencies (`tlp.fleet.quality`). At the end the best
+    `settings.tune_remeasure` programs are measured again (`tlp.search._remeasure`). Each round is one transaction; on
+    Ctrl-C, SIGTERM or an error what was measured is stored first. The device is locked throughout and the run is a row
+    of kind TUNE. A resumed run keeps its parameters, but for `trials` if it is given.
 
     Args:
         model: the cost model; None: the one of the request, or of the run that is resumed.
@@ -91,7 +89,7 @@ def tune(
 
     Raises:
         NotFoundError: no such network or device; no model that the search needs.
-        InvalidInputError: trials < 1, or no such search.
+        InvalidInputError: no such search.
         UserError: the device cannot be measured, or was retired meanwhile; nothing to resume.
         BusyError: another run measures the device.
         AllFailedError: nothing but failures; the device is QUARANTINED.
@@ -101,8 +99,6 @@ def tune(
     network, device = fleet.store.get_network(request.network), fleet.store.get_device(request.device)
     require_measurable(device)
     again = f"tlp tune {network.name} --device {device.name}"
-    if request.trials is not None and request.trials < 1:
-        raise InvalidInputError(f"{request.trials} trials cannot be measured", next_command=f"{again} --trials 64")
     require_search(request.search, f"{again} --search {next(iter(SEARCHES))}")
     with locks.device_lock(fleet.settings, device.name), ExitStack() as opened:
         point = find_resumable(fleet.store, network.name, device.name) if request.resume else None
@@ -136,30 +132,21 @@ def _log_live(fleet: Fleet, device: Device) -> None:
 
 def _params(settings: Settings, request: TuneRequest, model: str, point: ResumePoint | None) -> TuneParams:
     params: dict[str, Any] = {
-        "search": request.search,
-        "trials": settings.tune_trials,
-        "batch": settings.tune_batch,
-        "population": settings.tune_population,
-        "generations": settings.tune_generations,
+        **{key: getattr(settings, f"tune_{key}") for key in ("trials", "batch", "population", "generations")},
+        **{key: getattr(request, key) for key in ("search", "frozen", "until_flat")},
         "seed": settings.seed,
-        "frozen": request.frozen,
-        "until_flat": request.until_flat,
     }
     if point is not None:
         params |= {key: point.params[key] for key in params.keys() & point.params.keys()}
     if request.trials is not None:
         params["trials"] = request.trials
-    return TuneParams(network=request.network, model=model, resumed_from=point.run_id if point else None, **params)
+    return TuneParams(network=request.network, model=model, resumed_from=point.run_ids[0] if point else None, **params)
 
 
 def _run(tuning: Tuning, search: Search, run: runs.OpenRun, earlier: tuple[str, ...]) -> TuningReport:
-    """The rounds, measuring again, and the report.
-
-    Args:
-        earlier: parts of this run that were interrupted, newest first.
-    """
+    """The rounds, measuring again, and the report; `earlier`: interrupted parts of this run, newest first."""
     started = time.monotonic()
-    store, device = tuning.fleet.store, tuning.device
+    store, device, model = tuning.fleet.store, tuning.device, tuning.model
     watch = CanaryWatch(tuning.fleet, device, run.run_id, tuning.runner)
     session = TuningSession(tuning, search, run.run_id, watch, earlier=earlier[::-1], overlap=_leaves_a_core(device))
     try:
@@ -180,11 +167,11 @@ def _run(tuning: Tuning, search: Search, run: runs.OpenRun, earlier: tuple[str, 
         trials=session.trials,
         seconds=time.monotonic() - started,
         tasks=tuple(session.tasks),
-        degraded_events=tuning.model.degraded.events,
-        degraded_reason=tuning.model.degraded.last_reason,
+        degraded_events=model.degraded.events,
+        degraded_reason=model.degraded.last_reason,
         resumed_from=tuning.params.resumed_from,
         reason=run.reason,
-        warnings=tuple(tuning.model.notices),
+        warnings=tuple(model.notices),
         remeasured=again,
         of_search=search.report(),
     )
@@ -193,8 +180,7 @@ def _run(tuning: Tuning, search: Search, run: runs.OpenRun, earlier: tuple[str, 
 
 
 def _leaves_a_core(device: Device) -> bool:
-    """Whether searching while the device measures leaves its latencies alone: boards do, and this machine if the
-    device has not all of its cores."""
+    """Whether the search has a core that the device does not use: beside a board always."""
     if not endpoint_of(device).is_local:
         return True
     return int(device.target.get("num-cores") or os.cpu_count() or 1) < len(os.sched_getaffinity(0))

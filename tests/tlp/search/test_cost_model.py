@@ -162,7 +162,7 @@ def test_fixed_provider_hands_out_tvm_cost_models(space: DesignSpace) -> None:
 def test_scoring_uses_its_own_number_of_torch_threads() -> None:
     import torch
 
-    from tlp.search.scoring import on_threads
+    from tlp.search.providers import on_threads
 
     before = torch.get_num_threads()
     with on_threads(before + 1):

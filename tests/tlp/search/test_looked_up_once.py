@@ -49,7 +49,7 @@ def test_store_and_registry_are_asked_once(store: DuckDBStore, registry: Registr
         "get_workloads": 1,
         "get_device": 2,
     }
-    opened = {name: asked[name] for name in ("measured_program_ids", "samples")}
+    opened = {name: asked[name] for name in ("measured_program_ids", "programs_with_latency")}
     assert opened == dict.fromkeys(opened, len(report.tasks)), "once when a task is opened, not in every round"
     assert asked["best_programs"] == len(report.tasks) + 2, "and at the start and the end of the run"
     written = {name: asked[name] for name in ("add_measurements", "add_tuning_results")}

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from storage import DeviceState, DuckDBStore, MeasurementBatch, MeasurementState, Network, RunKind, RunState, Sketch
 from tests.tlp.search.runners import Interrupting
@@ -201,7 +202,7 @@ def test_an_exhausted_space_ends_early_and_says_so(
 def test_bad_input(store: DuckDBStore, small: Settings) -> None:
     with pytest.raises(InvalidInputError, match="not known"):
         start(store, small, search="oracle")
-    with pytest.raises(InvalidInputError, match="0 trials"):
+    with pytest.raises(ValidationError, match="greater than or equal to 1"):
         start(store, small, trials=0)
     with pytest.raises(UserError, match="missing"):
         start(store, small, network="missing")
