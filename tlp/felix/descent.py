@@ -59,11 +59,7 @@ class _Prime:
 
 
 class Exponents:
-    """The unknowns of one sketch.
-
-    Args:
-        arrays: the sketch's programs.
-    """
+    """The unknowns of one sketch, given its programs."""
 
     def __init__(self, arrays: Arrays) -> None:
         self.arrays = arrays
@@ -150,8 +146,7 @@ class Start:
     """Starts in one cell.
 
     Attributes:
-        cell: with its features.
-        exponents: of its sketch.
+        exponents: of the cell's sketch.
         rows: `(n, D)` programs that decide what is not a tile: unrolling, locations.
         unknowns: `(n, Z)`.
     """
@@ -171,12 +166,7 @@ def _nearest_shares(points: Tensor, total: float) -> Tensor:
 
 
 class Descent:
-    """Starts in several cells, to be judged and moved together.
-
-    Args:
-        starts: cell by cell.
-        is_gpu: the target is one.
-    """
+    """Starts in several cells, to be judged and moved together."""
 
     def __init__(self, starts: Sequence[Start], *, is_gpu: bool = False) -> None:
         self._starts = starts
@@ -208,8 +198,7 @@ class Descent:
 
         Args:
             objective: of features; the same for all cells.
-            steps: of Adam.
-            rate: of Adam, in exponents.
+            steps, rate: of Adam, the rate in exponents.
 
         Returns:
             Per cell `(visited · n, D)`: the programs nearest to every point visited, those of the starts first.
@@ -236,13 +225,11 @@ class Descent:
                 for start, part in zip(self._starts, torch.split(points, self._counts), strict=True):
                     start.exponents.project(part)
             visited.append(points.detach().clone())
-        return [self._rounded(start, part) for start, part in self._by_cell(torch.stack(visited))]
+        parts = torch.split(torch.stack(visited), self._counts, dim=1)
+        return [_rounded(start, part) for start, part in zip(self._starts, parts, strict=True)]
 
-    def _by_cell(self, points: Tensor) -> list[tuple[Start, Tensor]]:
-        return list(zip(self._starts, torch.split(points, self._counts, dim=1), strict=True))
 
-    @staticmethod
-    def _rounded(start: Start, points: Tensor) -> IntArray:
-        """`(visited, n, Z)` → programs."""
-        own = points[..., : start.exponents.count].reshape(-1, start.exponents.count).numpy()
-        return start.exponents.round(own, np.tile(start.rows, (len(points), 1)))
+def _rounded(start: Start, points: Tensor) -> IntArray:
+    """`(visited, n, Z)` → programs."""
+    own = points[..., : start.exponents.count].reshape(-1, start.exponents.count).numpy()
+    return start.exponents.round(own, np.tile(start.rows, (len(points), 1)))

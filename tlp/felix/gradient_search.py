@@ -8,10 +8,9 @@ One call of `propose(n)`
     descent      all starts of all cells at once (`tlp.felix.descent`); every point visited is rounded to a program
     choice       as `ArraySearch`: programs are judged, the best applied, what TVM rejects replaced by the next
 
-Sketches without formulas are bred as in `ArraySearch`, judged by the other model. What is measured refits the model:
-the objective is the score with what measurements say beyond it (`tlp.search.posterior`), which has a gradient.
-
-`mixed` descends as long as it pays and then breeds, with the other model: see `_PATIENCE`.
+Sketches without formulas are bred as in `ArraySearch`, judged by the other model. The objective is the score with what
+measurements say beyond it (`tlp.search.posterior`), which has a gradient. `mixed` descends as long as it pays
+(`_PATIENCE`) and then breeds, with the other model.
 """
 
 from __future__ import annotations
@@ -100,15 +99,8 @@ class GradientSearch(ArraySearch):
         self._adaptation = adaptation
         scores = ArrayScores(lambda: self._pooled, degraded or Degraded(), adaptation=adaptation, seed=seed)
         self._opinions = Opinions(scores, other, self.cells, chooser)
-        super().__init__(
-            space,
-            self._opinions,
-            population=population,
-            generations=generations,
-            elite=elite,
-            seed=seed,
-            epsilon=epsilon,
-        )
+        bred = {"population": population, "generations": generations, "seed": seed}
+        super().__init__(space, self._opinions, elite=elite, epsilon=epsilon, **bred)
         self._mixed = mixed and other is not None
         self._starts = starts
         self._steps = steps
@@ -127,11 +119,8 @@ class GradientSearch(ArraySearch):
     def observe(self, observations: Sequence[Observation]) -> None:
         """See `Proposer.observe`; a round that gained nothing counts against descending."""
         super().observe(observations)
-        times_s = {
-            seen.candidate.program.decisions: float(seen.outcome.latency_s)
-            for seen in observations
-            if seen.outcome.latency_s is not None
-        }
+        outcomes = [(seen.candidate.program.decisions, seen.outcome.latency_s) for seen in observations]
+        times_s = {decisions: float(latency_s) for decisions, latency_s in outcomes if latency_s is not None}
         self._times_s |= times_s
         best_s = min(times_s.values(), default=np.inf)
         if self._descended:
@@ -195,26 +184,26 @@ class GradientSearch(ArraySearch):
         wanted = min(_FIRST_CELLS + self.descents, _MOST_CELLS)
         while self._order and len(self._active) < wanted:
             pool, places = self._order.pop(0)
-            cell = self.cells.get(pool.arrays, places)
-            if cell is not None:
+            if (cell := self.cells.get(pool.arrays, places)) is not None:
                 self._active.append((pool, cell))
-            else:
-                self._without[pool.arrays.sketch.sketch_id] += 1
-                fitted = sum(own is pool for own, _ in self._active)
-                if self._without[pool.arrays.sketch.sketch_id] >= _HOPELESS * (1 + fitted):  # there may be a thousand
-                    self._order = [item for item in self._order if item[0] is not pool]
+                continue
+            sketch_id = pool.arrays.sketch.sketch_id
+            self._without[sketch_id] += 1
+            fitted = sum(own is pool for own, _ in self._active)
+            if self._without[sketch_id] >= _HOPELESS * (1 + fitted):  # there may be a thousand
+                self._order = [item for item in self._order if item[0] is not pool]
         if self._adaptation is not None:
             # Programs measured before may be in a hundred cells, and without formulas a program says nothing.
             self._adaptation.learn_from(lambda program: self.cells.has(program.sketch, program.decisions))
         if self._active and not self._prepared:
             self._prepared = True
-            rows = [(cell.arrays.sketch, self._random_in(cell)) for _, cell in self._active]
-            self._opinions.felix.prepare([(sketch, part) for sketch, part in rows if len(part)])
+            drawn = [(cell, self._programs(cell, self._random_in(cell, _SCALED))) for _, cell in self._active]
+            self._opinions.felix.prepare([(cell.arrays.sketch, rows) for cell, rows in drawn if len(rows)])
 
-    def _random_in(self, cell: Cell) -> IntArray:
-        rows = cell.arrays.random(_SCALED, self._rng)
+    def _random_in(self, cell: Cell, count: int) -> IntArray:
+        rows = cell.arrays.random(count, self._rng)
         rows[:, list(cell.arrays.place_columns)] = cell.places
-        return self._programs(cell, rows)
+        return rows
 
     def _descend(self) -> None:
         objective = self._objective()
@@ -242,9 +231,8 @@ class GradientSearch(ArraySearch):
         variants = [best[:0]]
         for column, count in pool.arrays.categoricals:
             for value in range(count):
-                varied = best.copy()
-                varied[:, column] = value
-                variants.append(varied)
+                variants.append(best.copy())
+                variants[-1][:, column] = value
         return np.concatenate(variants)
 
     def _draw_starts(self, objective: Objective) -> list[Start]:
@@ -252,8 +240,7 @@ class GradientSearch(ArraySearch):
         share = max(self._starts // len(self._active), 2)
         drawn = []
         for _, cell in self._active:
-            rows = cell.arrays.random(share * _DRAWN, self._rng)
-            rows[:, list(cell.arrays.place_columns)] = cell.places
+            rows = self._random_in(cell, share * _DRAWN)
             exponents = self._exponents[cell.arrays.sketch.sketch_id]
             drawn.append(Start(cell, exponents, rows, exponents.start(len(rows), self._rng)))
         all_drawn = Descent(drawn, is_gpu=self.cells.is_gpu)

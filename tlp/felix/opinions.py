@@ -30,9 +30,7 @@ CHOOSER = Chooser.TLP
 
 
 class Opinions(ArrayModel):
-    """Scores of one of two models, or their mean.
-
-    Both are adapted to the task as it is measured, so that their scores are of one scale: expected -log2(latency).
+    """Scores of one of two models, or their mean; both adapted to the task, so of one scale: expected -log2(latency).
 
     Args:
         felix: scores programs that have formulas.

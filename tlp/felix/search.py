@@ -21,11 +21,7 @@ from tlp.training.kinds import model_key
 
 
 class FelixChampion(InForce[FelixModel]):
-    """The champion of the family's Felix models.
-
-    Attributes:
-        versions: those used, in order.
-    """
+    """The champion of the family's Felix models; `versions`: those used, in order."""
 
     def __init__(self, fleet: Fleet, device: Device, notice: Callable[[str], None]) -> None:
         super().__init__(fleet, model_key(device.family, METASCHEDULE, KIND), device, self._open, notice)
@@ -98,7 +94,5 @@ class FelixSearch(Search):
         return {"formulas": self._count.to_json() | {"model_versions": list(self._champion.versions)}}
 
     def _in_force(self) -> FelixModel:
-        if self._model is None:
-            self.refresh()
-        assert self._model is not None
+        self._model = self._model or self._source()
         return self._model
