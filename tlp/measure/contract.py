@@ -241,8 +241,9 @@ class Proposer(ABC):
     **New programs only.** `propose` never returns a program of `measured`, nor the same program twice in one call. A
     proposer that learns does not repeat a proposal in later calls either.
 
-    **Ask, then tell.** Programs that were proposed and measured are handed to `observe` before the next `propose`;
-    proposals that were not measured may be left out.
+    **Ask, then tell.** A tuning run hands programs that were proposed and measured to `observe` before the next
+    `propose` of their workload; proposals that were not measured may be left out. `tlp measure` proposes ahead in a
+    thread of its own and never calls `observe`: there `measured` holds what was proposed and is not yet measured, too.
 
     **The end.** An empty list means that the workload has no more programs; later calls return an empty list as well.
 

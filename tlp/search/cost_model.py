@@ -34,12 +34,7 @@ _LIMIT: Final = 1e12  # TVM sums scores: far from overflow
 
 @dataclass
 class Degraded:
-    """Scorings in which the model could not be used and random scores stood in.
-
-    Attributes:
-        events: how many.
-        last_reason: why, the last time.
-    """
+    """How often random scores stood in for a model that could not be used, and why, the last time."""
 
     events: int = 0
     last_reason: str | None = None
@@ -88,9 +83,8 @@ def checked(raw: NDArray[np.float64], count: int) -> NDArray[np.float64]:
 class TraceReader:
     """Sketch and decisions of TVM schedules of one workload, fast: an evolutionary round asks for thousands.
 
-    `DesignSpace.from_schedule` turns a whole trace into JSON, about 2 ms. Within one search only a handful of sketches
-    occur, so the JSON is made once per sketch and a candidate costs the text of its instructions (the key) and its
-    decisions, about 0.2 ms.
+    `DesignSpace.from_schedule` turns a whole trace into JSON, about 2 ms. Here the JSON is made once per sketch: a
+    candidate costs the text of its instructions (the key) and its decisions, about 0.2 ms.
     """
 
     def __init__(self, space: DesignSpace) -> None:
@@ -112,12 +106,10 @@ class TraceReader:
         # The printed form without decisions names every instruction with all inputs and attributes: equal text, equal
         # sketch. It is the cheapest such thing that TVM offers.
         key = str(Trace(instructions, {}))
-        known = self._sketches.get(key)
-        if known is None:
+        if key not in self._sketches:
             sketch = self._space.from_schedule(schedule).sketch
-            known = sketch, parse_sketch(sketch.instructions_json)[1]
-            self._sketches[key] = known
-        sketch, slots = known
+            self._sketches[key] = sketch, parse_sketch(sketch.instructions_json)[1]
+        sketch, slots = self._sketches[key]
         decided = trace.decisions
         vector: list[int] = []
         for slot in slots:

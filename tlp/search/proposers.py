@@ -19,22 +19,17 @@ MAX_OPEN: Final = 32  # design spaces and populations kept in memory; one that w
 
 
 class PerWorkload(Proposer):
-    """A proposer for each workload, opened when it is first asked; the one that was idle longest is closed.
+    """A proposer for each workload, opened when it is first asked; of more than `limit` the longest idle is closed."""
 
-    Args:
-        open_one: opens the proposer of a workload.
-        limit: how many stay open.
-    """
-
-    def __init__(self, open_one: Callable[[Workload], Proposer], limit: int = MAX_OPEN) -> None:
-        self._open_one = open_one
+    def __init__(self, open_proposer: Callable[[Workload], Proposer], limit: int = MAX_OPEN) -> None:
+        self._open = open_proposer
         self._limit = limit
         self._opened: OrderedDict[str, Proposer] = OrderedDict()
 
     def of(self, workload: Workload) -> Proposer:
         """The proposer of a workload. Raises InvalidInputError: there is no design space."""
         key = workload.workload_id
-        proposer = self._opened.pop(key, None) or self._open_one(workload)
+        proposer = self._opened.pop(key, None) or self._open(workload)
         self._opened[key] = proposer
         while len(self._opened) > self._limit:
             self._opened.popitem(last=False)

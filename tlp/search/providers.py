@@ -220,13 +220,12 @@ def _load_scorer(version: ResolvedModel, *, device: Device, settings: Settings) 
 
 
 class DeviceScorer:
-    """A `tlp.search.cost_model.Scorer`; its `pooled` scores thousands of programs of one sketch.
+    """A version's scores for one device: a `Scorer`, whose `pooled` scores thousands of programs of one sketch.
 
     Args:
         predictor: of the device.
         fast: of the device too, perhaps of lower precision: for `pooled`.
-        threads: torch threads; the process keeps its own number for everything else. Batches of a search take 0.1 s on
-            one thread; more threads wait for each other beside TVM's own.
+        threads: of torch, for scoring only. A batch takes 0.1 s on one; more wait for each other beside TVM's own.
     """
 
     def __init__(self, predictor: Predictor, fast: Predictor, threads: int) -> None:

@@ -47,8 +47,7 @@ class Remeasured:
 
     Attributes:
         task: name of the task it is for.
-        first_latency_s: when the search measured it.
-        again_latency_s: at the end of the run; None if it failed then.
+        first_latency_s, again_latency_s: by the search, and at the end of the run; None if it failed then.
         gap: what it is slower by, relative: 0.1 for 10%; negative if it was faster. None if it failed.
         flagged: the gap is above `Settings.tune_remeasure_gap` either way, or it failed.
         error: why it failed.
@@ -71,8 +70,7 @@ class TuningReport:
         model_versions: every version used, in order, with the number of programs measured before it took over.
         seconds: wall time of this process.
         tasks: all tasks in the network's order.
-        degraded_events: scorings that had to do without the model.
-        degraded_reason: why, the last time.
+        degraded_events, degraded_reason: scorings that had to do without the model, and why, the last time.
         warnings: what a person should know about the versions used, e.g. that the champion could not be loaded.
         resumed_from: the run this one continued.
         reason: "done", or why the budget was not used up.

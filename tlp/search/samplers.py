@@ -75,8 +75,8 @@ def open_select(fleet: Fleet, device: Device) -> Proposer:
     return _per_space(device.target, lambda space: SelectProposer(space, guides, fleet.settings.seed))
 
 
-def _per_space(target: Mapping[str, Any], open_one: Callable[[DesignSpace], Proposer]) -> Proposer:
-    return PerWorkload(lambda workload: open_one(DesignSpace(workload, target)))
+def _per_space(target: Mapping[str, Any], open_proposer: Callable[[DesignSpace], Proposer]) -> Proposer:
+    return PerWorkload(lambda workload: open_proposer(DesignSpace(workload, target)))
 
 
 def _relatives(store: MeasurementStore, device: Device) -> list[str]:

@@ -90,12 +90,8 @@ class TVMEvolutionarySearch(Proposer):
         if count > self._batch:
             raise InvalidInputError(f"{count} programs asked for, this search proposes at most {self._batch}")
         self._known |= measured
-        for _ in range(_DRY_ROUNDS):
-            if self._exhausted:
-                break
-            drawn = self._context.generate_measure_candidates()
-            if drawn is None:
-                self._exhausted = True
+        for _ in range(0 if self._exhausted else _DRY_ROUNDS):
+            if (drawn := self._context.generate_measure_candidates()) is None:
                 break
             fresh: list[Candidate] = []
             for item in drawn:
@@ -116,8 +112,7 @@ class TVMEvolutionarySearch(Proposer):
 
         candidates, results = [], []
         for seen in observations:
-            item = self._proposed.get(seen.candidate.program.program_id)
-            if item is None:
+            if (item := self._proposed.get(seen.candidate.program.program_id)) is None:
                 continue
             outcome = seen.outcome
             ok = outcome.state is MeasurementState.OK

@@ -124,7 +124,7 @@ def test_the_refitted_objective_is_the_posterior(space: DesignSpace) -> None:
     for candidate, latency_s in zip(ask(search, 5), (1e-3, 2e-3, 3e-3, 4e-3, 5e-3), strict=True):
         observe(search, [candidate], latency_s)
     _, cell = search._active[0]
-    rows = search._random_in(cell)[:20]
+    rows = search._programs(cell, search._random_in(cell, 128))[:20]
     plain = adaptation.scores(search._pooled.pooled, search._pooled, cell.arrays.sketch, rows)
     with torch.no_grad():
         np.testing.assert_allclose(search._objective()(*cell.at(rows)).numpy(), plain, rtol=1e-3, atol=1e-3)
