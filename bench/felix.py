@@ -81,7 +81,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     """Every task, seed and case, the seeds outermost."""
     import torch
 
-    from tlp.felix.checkpoint import FelixCheckpoint
+    from tlp.felix.network import FelixCheckpoint
     from tlp.felix.scorer import FelixModel
     from tlp.model.checkpoint import Checkpoint
     from tlp.model.inference import Precision

@@ -110,8 +110,8 @@ def main() -> None:
     matplotlib.use("Agg")
     torch.set_num_threads(1)
     from tlp.felix.cells import Cells, FelixPool
-    from tlp.felix.checkpoint import FelixCheckpoint
     from tlp.felix.gradient_search import GradientSearch
+    from tlp.felix.network import FelixCheckpoint
     from tlp.felix.scorer import FelixModel
     from tlp.programs.space import DesignSpace
     from tlp.programs.targets import detect_local_target

@@ -17,7 +17,7 @@ from tlp.search.table import SEARCHES, SearchEntry
 from tlp.training.kinds import TrainedKind, register_trained_kind
 
 if TYPE_CHECKING:
-    from tlp.felix.checkpoint import FelixCheckpoint
+    from tlp.felix.network import FelixCheckpoint
     from tlp.felix.scorer import FelixScorer
     from tlp.model.checkpoint import Model
     from tlp.search.opening import Search, Tuning
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def _load(directory: Path) -> FelixCheckpoint:
-    from tlp.felix.checkpoint import FelixCheckpoint  # imports torch
+    from tlp.felix.network import FelixCheckpoint  # imports torch
 
     return FelixCheckpoint.load(directory)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +21,7 @@ from storage import Sketch
 from tlp.core.processes import check_interrupt
 from tlp.felix.features import Features
 from tlp.felix.probe import UnfitError
-from tlp.felix.scorer import FelixModel
-from tlp.felix.stores import log_unroll
+from tlp.felix.scorer import FelixModel, log_unroll
 from tlp.felix.symbolic import SymbolicProgram, factor_logs, make_symbolic
 from tlp.language.arrays import Arrays, IntArray
 from tlp.model.inference import Pooled
@@ -36,15 +35,10 @@ Places = tuple[int, ...]
 
 @dataclass
 class FormulaCount:
-    """How far formulas go, over the cells that a run asked for.
+    """How far formulas go, over the cells that a run asked for."""
 
-    Attributes:
-        cells: with formulas.
-        without: why the others have none, with how many each; they are left to evolutionary search.
-    """
-
-    cells: int = 0
-    without: Counter[str] = field(default_factory=Counter)
+    cells: int = 0  # with formulas
+    without: Counter[str] = field(default_factory=Counter)  # why the others have none; evolutionary search gets them
 
     def to_json(self) -> dict[str, Any]:
         """Counts; reasons by how often."""
@@ -71,24 +65,17 @@ class Cell:
 
 
 class Cells:
-    """The cells of one workload's design space.
-
-    Args:
-        space: its programs can be applied.
-        seed: of the probes.
-        count: counts them, together with those of other workloads.
-
-    Attributes:
-        is_gpu: the target is one.
-    """
+    """The cells of one workload's design space; the seed is of the probes, `count` may be shared by workloads."""
 
     def __init__(self, space: DesignSpace, seed: int = 0, count: FormulaCount | None = None) -> None:
+        from tvm.target import Target
+
         self._space = space
         self._rng = np.random.default_rng(seed)
         self._arrays: dict[str, Arrays] = {}
         self._cells: dict[tuple[str, Places], Cell | None] = {}
         self.count = FormulaCount() if count is None else count
-        self.is_gpu = _is_gpu(space.target)
+        self.is_gpu = "gpu" in Target(dict(space.target)).keys  # as `PerStoreFeature` asks it
 
     def add(self, arrays: Arrays) -> None:
         """Use these arrays for their sketch; without, they are made from the first rows that are asked about."""
@@ -138,12 +125,7 @@ class Cells:
 
 
 class FelixPool:
-    """A scorer of arrays: Felix's cost model on features from formulas. The seam is `ArrayScores`' `pooled`.
-
-    Args:
-        model: of the device.
-        cells: of the task.
-    """
+    """A scorer of arrays: Felix's cost model of a device on features from formulas, for `ArrayScores`."""
 
     def __init__(self, model: FelixModel, cells: Cells) -> None:
         self.model = model
@@ -170,10 +152,3 @@ class FelixPool:
             if known.any():
                 scores[~known] = scores[known].min() - 1.0
         return Pooled(scores.numpy(), hidden.numpy())
-
-
-def _is_gpu(target: Mapping[str, object]) -> bool:
-    """As `PerStoreFeature` asks it."""
-    from tvm.target import Target
-
-    return "gpu" in [str(key) for key in Target(dict(target)).keys]

@@ -1,7 +1,7 @@
 """Per-store features as formulas in the tile factors, differentiable almost everywhere.
 
-Every function of `PerStoreFeature` that has a column in `tlp.felix.columns`, after `per_store_feature.cc`, over tensors
-instead of one program's integers. Felix changes only where TVM's code says "if" or "first":
+The functions of `PerStoreFeature` after `per_store_feature.cc`, over tensors instead of one program's integers, changed
+only where TVM's code says "if" or "first":
 
     a < b             σ(k·(ln b − ln a)),  σ(z) = z / (2·√(z² + 1)) + ½
     a = b             1 / √((k·(ln a − ln b))² + 1)
@@ -12,8 +12,7 @@ instead of one program's integers. Felix changes only where TVM's code says "if"
 `SHARPNESS` is k. With `smooth=False` conditions are 0 or 1; at integer points the features then equal TVM's of the
 module that the trace states (to 1e-4; tested). A loop of one iteration is no loop to TVM; here its weight is 0.
 
-Notation as in `tlp.felix.symbolic`: N programs, S stores, B buffers of a store, D dimensions, L loops outermost first.
-Programs of C cells are evaluated together: the facts of each cell are padded to the largest (`tlp.felix.facts`).
+Notation as in `tlp.felix.symbolic`. Programs of C cells are evaluated together: facts are padded to the largest cell's.
 """
 
 from __future__ import annotations
@@ -26,9 +25,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from tlp.felix.columns import BINDINGS, BUFFER, BUFFERS, CACHE_LINE_BYTES, CURVE, OPERATIONS, WIDTH
-from tlp.felix.facts import TAGS, Facts
-from tlp.felix.symbolic import SymbolicProgram
+from tlp.felix.config import BINDINGS, BUFFER, BUFFERS, CACHE_LINE_BYTES, CURVE, OPERATIONS, WIDTH
+from tlp.felix.symbolic import TAGS, Facts, SymbolicProgram
 
 SHARPNESS: Final = 8.0
 _ALMOST_ONE: Final = math.log(math.sqrt(2.0))  # half-way between one iteration and two
@@ -42,12 +40,7 @@ def slog(x: Tensor) -> Tensor:
 
 
 class Features:
-    """The features of programs of some cells.
-
-    Args:
-        programs: one symbolic program per cell.
-        is_gpu: the target's keys have `gpu`.
-    """
+    """The features of programs of some cells, each given as its symbolic program; `is_gpu`: the target is one."""
 
     def __init__(self, programs: Sequence[SymbolicProgram], *, is_gpu: bool = False) -> None:
         self._is_gpu = is_gpu
@@ -77,15 +70,15 @@ class FeaturesOf:
     is_gpu: bool
 
     def __call__(self, logs: Tensor, unroll: Tensor, *, smooth: bool = False) -> tuple[Tensor, Tensor]:
-        """Features of programs.
+        """Features of programs, and the stores that are described.
 
         Args:
-            logs: `(N, P)` natural logarithms of the factors, as `tlp.felix.symbolic.factor_logs` gives them.
+            logs: `(N, P)` natural logarithms of the factors (`factor_logs`).
             unroll: `(N,)` log2(1 + unrolling limit).
             smooth: conditions as smooth functions, for descent.
 
         Returns:
-            `(N, S, F)`, columns as `tlp.felix.columns.NAMES`, and `(N, S)`: the stores that are described.
+            `(N, S, F)`, columns as `tlp.felix.config.NAMES`, and `(N, S)`.
         """
         monomials = torch.exp(torch.einsum("nmp,np->nm", self.facts.exponents, logs))
         values = torch.einsum("nkm,nm->nk", self.facts.weights, monomials)
@@ -95,14 +88,7 @@ class FeaturesOf:
 
 
 class _Evaluation:
-    """One evaluation.
-
-    Args:
-        facts: of each program.
-        values: `(N, n)` of its formulas.
-        smooth: see `FeaturesOf`.
-        any_bound: whether a loop is bound to a thread.
-    """
+    """One evaluation: facts of each program, `(N, n)` values of its formulas, whether a loop is bound to a thread."""
 
     def __init__(self, facts: Facts, values: Tensor, smooth: bool, any_bound: bool) -> None:
         self._facts = facts
@@ -192,7 +178,7 @@ class _Evaluation:
 
         # stride: the innermost loop that is in an index
         moved = self._coefficients.gather(3, facts.dim[:, :, :, None])[:, :, :, 0]  # (N, S, B, L)
-        strides = _products_from(self._shapes) / self._shapes  # (N, S, B, D), row-major
+        strides = self._shapes.flip(-1).cumprod(-1).flip(-1) / self._shapes  # (N, S, B, D), row-major
         step = moved * strides.gather(3, facts.dim)
         moves, still = self._first(present * facts.member)
         log_stride = (moves * torch.log(step.clamp(min=1.0))).sum(dim=3)
@@ -288,12 +274,8 @@ class _Evaluation:
         reached = compute.detach()[..., None, :] >= wanted.detach()[..., None] - 1e-4
         at = reached.to(torch.int8).argmax(dim=3)  # the first loop with so many
         before = (at - 1).clamp(min=0)
-        low, high, base, top = (
-            compute.gather(2, before),
-            compute.gather(2, at),
-            ratio.gather(2, before),
-            ratio.gather(2, at),
-        )
+        low, high = compute.gather(2, before), compute.gather(2, at)
+        base, top = ratio.gather(2, before), ratio.gather(2, at)
         between = base + (top - base) * (wanted - low) / (high - low).clamp(min=1e-9)
         inside = self._log_inside.flip(2).gather(2, at)
         alone = (inside < 1e-6) | (at == 0)  # no loop inside: nothing to interpolate from
@@ -303,11 +285,6 @@ class _Evaluation:
 def _from_inside(x: Tensor) -> Tensor:
     """Sums over the last dimension from each position to the end."""
     return x.flip(-1).cumsum(-1).flip(-1)
-
-
-def _products_from(x: Tensor) -> Tensor:
-    """Products over the last dimension from each position to the end."""
-    return x.flip(-1).cumprod(-1).flip(-1)
 
 
 assert len(OPERATIONS) + len(BINDINGS) + BUFFERS * len(BUFFER) + CURVE + 6 + 1 == WIDTH

@@ -51,10 +51,10 @@ ONE: Final = Formula(((1.0, ()),))
 
 
 class Fitter:
-    """Fits numbers of programs of one sketch.
+    """Fits numbers of n programs of one sketch, the probes.
 
     Args:
-        rows: `(n, D)` decisions of the probes.
+        rows: `(n, D)` decisions.
         tiles: first and one past the last column of each tile.
         verifying: how many probes at the end only verify.
     """
@@ -76,12 +76,7 @@ class Fitter:
                 self._designs[at, :, i] = self._rows[:, list(columns)].prod(axis=1)
         self._known: dict[bytes, Formula | None] = {}
 
-    def fit(
-        self,
-        values: Numbers,
-        valid: npt.NDArray[np.bool_] | None = None,
-        prefer: Columns = (),
-    ) -> Formula | None:
+    def fit(self, values: Numbers, valid: npt.NDArray[np.bool_] | None = None, prefer: Columns = ()) -> Formula | None:
         """The simplest formula that is exact on the probes it is fitted to and on those that verify.
 
         Args:

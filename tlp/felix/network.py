@@ -19,14 +19,20 @@ search that descends wants gradients that do not jump), a ranking loss instead o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tlp.core.errors import InvalidInputError
-from tlp.felix.config import FelixConfig
+from tlp.core.errors import InvalidInputError, ModelFormatError
+from tlp.felix.config import FEATURE_VERSION, KIND, FelixConfig
+from tlp.language.encoders import language_of
+from tlp.model.checkpoint import CONFIG, load_state, save_files
+from tlp.model.kinds import MANIFEST, Manifest, read_json
 
 MIN_SPREAD = 0.1  # of a feature's standard deviation: a rare value must not become huge
 CONSTANT = 1e-6  # a feature that varies less was the same in all training programs: nothing is known about it
@@ -77,16 +83,7 @@ class FelixNetwork(nn.Module):
             self.span.copy_(torch.where(edges[1:] - edges[:-1] > CONSTANT, edges[1:] - edges[:-1], 0.0))
 
     def forward(self, features: Tensor, mask: Tensor, head: str) -> Tensor:
-        """Scores on one device.
-
-        Args:
-            features: `(N, S, F)` float32.
-            mask: `(N, S)` bool, True for stores; what stands in padding does not count.
-            head: device name.
-
-        Returns:
-            `(N,)`.
-        """
+        """`(N,)` scores of `(N, S, F)` float32 features on one device; `mask` `(N, S)` is True for stores."""
         column = self.head_index(head)
         return self.hidden(features, mask) @ self.heads.weight[column] + self.heads.bias[column]
 
@@ -125,3 +122,65 @@ def _quantiles(column: Tensor, levels: Tensor) -> Tensor:
     """Of the values other than 0; of all if there are none."""
     used = column[column != 0]
     return torch.quantile(used if len(used) else column, levels)
+
+
+@dataclass(frozen=True)
+class FelixCheckpoint:
+    """A trained model in memory; `save` and `load` are inverse.
+
+    A directory holds `weights.safetensors` (the network's state, the features' ranges included), `config.json`
+    (`FelixConfig`) and `manifest.json` (MTL-TLP's `Manifest`, of kind `felix`). Nothing is pickled.
+    """
+
+    config: FelixConfig
+    manifest: Manifest
+    state: Mapping[str, Tensor]
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """Devices with a head, in order."""
+        return self.config.heads
+
+    @property
+    def encoder_version(self) -> str:
+        """The features the network reads."""
+        return self.manifest.encoder_version
+
+    @property
+    def language(self) -> str:
+        """The schedule language whose programs the model scores."""
+        return language_of(self.encoder_version)
+
+    def network(self) -> FelixNetwork:
+        """A network with these weights, in evaluation mode."""
+        network = FelixNetwork(self.config)
+        network.load_state_dict(dict(self.state))
+        return network.eval()
+
+    def save(self, directory: Path) -> Path:
+        """Write the three files; the directory is made. Returns it."""
+        return save_files(directory, self.state, {CONFIG: self.config.to_json(), MANIFEST: self.manifest.to_json()})
+
+    @staticmethod
+    def load(directory: Path) -> FelixCheckpoint:
+        """Read a checkpoint directory; everything is checked before a tensor is used.
+
+        Raises:
+            ModelFormatError: a file is missing or damaged; another model or other features; config, manifest and
+                weights disagree.
+        """
+        manifest = Manifest.from_json(read_json(directory, MANIFEST))
+        config = FelixConfig.from_json(read_json(directory, CONFIG))
+        for what, value, expected in (
+            ("kind", manifest.kind, KIND),
+            ("features", manifest.encoder_version, FEATURE_VERSION),
+            ("heads", manifest.heads, config.heads),
+        ):
+            if value != expected:
+                raise ModelFormatError(
+                    f"the model in {directory} does not fit together: {what} is {value!r}, expected {expected!r}",
+                    next_command="tlp train --model felix",
+                )
+        with torch.device("meta"):
+            expected_state = FelixNetwork(config).state_dict()
+        return FelixCheckpoint(config, manifest, load_state(directory, expected_state))

@@ -15,13 +15,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from storage import Sketch
-from tlp.felix.columns import OPERATIONS
+from tlp.felix.config import OPERATIONS
 from tlp.programs import space as programs
 from tlp.programs.tvm import REFUSED
 
@@ -29,10 +29,9 @@ Numbers = npt.NDArray[np.float64]
 
 
 class UnfitError(Exception):
-    """A sketch's programs cannot be written as formulas; other searches get them. Never leaves `tlp.felix`.
+    """A sketch's programs cannot be written as formulas; `kind` says why in words that programs share.
 
-    Attributes:
-        kind: why, in words that programs share; the message has the details.
+    Other searches get them. Never leaves `tlp.felix`.
     """
 
     def __init__(self, kind: str, more: str = "") -> None:
@@ -62,7 +61,7 @@ class StoreShape:
     buffer: int  # number of the buffer it writes
     loops: tuple[int, ...]  # numbers of its loops, outermost first
     accesses: tuple[AccessShape, ...]  # the buffers it touches
-    operations: tuple[int, ...]  # per iteration, of `tlp.felix.columns.OPERATIONS`
+    operations: tuple[int, ...]  # per iteration, of `tlp.felix.config.OPERATIONS`
     others: int  # further operations on floats per iteration, which only count for arithmetic intensity
     alloc_depth: int  # loops outside the allocation of its buffer
 
@@ -111,27 +110,21 @@ def take_apart(module: Any) -> Probed:
     return _Reader(function).read()
 
 
+# `PassListForPerStoreFeature` without `SimplifyForFeatureExtraction`, after the removal of layout rewriting.
+_PASSES: Final = (
+    *("LowerCrossThreadReduction", "LowerInitBlock", "PlanAndUpdateBufferAllocationLocation", "ConvertBlocksToOpaque"),
+    *("CompactBufferAllocation", "StmtSimplify", "LowerAutoCopy", "UnifyThreadBinding", "LowerMatchBuffer"),
+    "StmtSimplify",
+)
+
+
 @cache
 def _passes() -> Any:
-    """`PassListForPerStoreFeature` without `SimplifyForFeatureExtraction`."""
     import tvm
     from tvm.s_tir import transform
 
-    return tvm.transform.Sequential(
-        [
-            transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True),
-            transform.LowerCrossThreadReduction(),
-            transform.LowerInitBlock(),
-            transform.PlanAndUpdateBufferAllocationLocation(),
-            transform.ConvertBlocksToOpaque(),
-            transform.CompactBufferAllocation(),
-            transform.StmtSimplify(),
-            transform.LowerAutoCopy(),
-            transform.UnifyThreadBinding(),
-            transform.LowerMatchBuffer(),
-            transform.StmtSimplify(),
-        ]
-    )
+    first = transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)
+    return tvm.transform.Sequential([first, *(getattr(transform, name)() for name in _PASSES)])
 
 
 @dataclass(frozen=True)
@@ -144,8 +137,6 @@ class _Part:
 
 
 class _Reader:
-    """Takes one function apart."""
-
     def __init__(self, function: Any) -> None:
         from tvm import tirx
 
@@ -160,7 +151,6 @@ class _Reader:
         self._stores: list[tuple[Any, tuple[int, ...]]] = []
 
     def read(self) -> Probed:
-        """The program."""
         for parameter in self._function.params:  # buffers are variables of a type of their own
             self._depths[self._buffer(parameter)] = 0
         self._walk(self._function.body)

@@ -1,6 +1,6 @@
-"""A version of Felix's cost model as MLflow serves it; see `tlp.model.serving`.
+"""A version of Felix's cost model as MLflow serves it (`tlp.model.serving`).
 
-`features`: float32 `(N, S, F)`, the stores of a program as `tlp.felix.stores` reads them, unused ones 0.
+`features`: float32 `(N, S, F)`, the stores of a program as `tlp.felix.scorer` reads them, unused ones 0.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tlp.model.serving import ServedModel
 
 
 def _open(directory: Path) -> tuple[Any, Callable[[Any, str], Any]]:
-    from tlp.felix.checkpoint import FelixCheckpoint
+    from tlp.felix.network import FelixCheckpoint
     from tlp.felix.scorer import FelixModel
 
     return FelixCheckpoint.load(directory), FelixModel

@@ -2,21 +2,22 @@
 
 A program's features follow from a few hundred integers (`tlp.felix.probe`): extents of loops, steps of indices, shapes
 of buffers. Here each is a formula in the tile factors (`tlp.felix.formulas`). The formulas are stacked, so that all of
-them are evaluated for all programs at once. Notation, as in `tlp.felix.features`:
+them are evaluated for all programs at once; `Facts` is what features depend on besides them. Notation:
 
-    N  programs             S  stores        L  loops of a store, at most
-    P  decision columns     B  buffers       D  dimensions, at most
+    N  programs             S  stores        L  loops of a store, at most, outermost first      C  cells
+    P  decision columns     B  buffers       D  dimensions, at most                             O  operations
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from tlp.felix.formulas import ONE, ZERO, Fitter, Formula
 from tlp.felix.probe import Numbers, Probed, Skeleton, UnfitError, apply_trace, take_apart
@@ -42,21 +43,15 @@ class SymbolicProgram:
     parts: Index  # alike, extent of the part of the loop that is in the index
     shapes: Index  # `(S, B, D)`; 1 beyond a buffer's dimensions
     spreads: Index  # `(S, B, D)`
-    exponents: torch.Tensor  # `(m, P)` of distinct monomials
-    weights: torch.Tensor  # `(n, m)`: formulas as sums of monomials
+    exponents: Tensor  # `(m, P)` of distinct monomials
+    weights: Tensor  # `(n, m)`: formulas as sums of monomials
     probes: int  # how many programs were taken apart
 
 
 def make_symbolic(
     space: DesignSpace, arrays: Arrays, pinned: Sequence[int], rng: np.random.Generator
 ) -> SymbolicProgram:
-    """Probe a sketch and fit its formulas.
-
-    Args:
-        space: the workload's.
-        arrays: the sketch's programs.
-        pinned: values of `arrays.place_columns`: one way to place its blocks.
-        rng: chooses the probes.
+    """Probe a sketch and fit its formulas; `pinned`, values of `arrays.place_columns`, place its blocks.
 
     Raises:
         UnfitError: no formula for one of its numbers, or its programs differ in more than numbers.
@@ -71,8 +66,7 @@ def make_symbolic(
 def choose_probes(arrays: Arrays, pinned: Sequence[int], rng: np.random.Generator, count: int) -> IntArray:
     """`(count, D)` programs; as far as possible every factor is more than 1 in some of them.
 
-    Raises:
-        UnfitError: fewer programs have those locations.
+    Raises UnfitError: fewer programs have those locations.
     """
     rows = arrays.random(_DRAWN, rng)
     columns = list(arrays.place_columns)
@@ -95,18 +89,11 @@ def choose_probes(arrays: Arrays, pinned: Sequence[int], rng: np.random.Generato
         left[best] = False
         seen += told[best]
     order = rng.permutation(count)  # so that the probes which verify are like those which are fitted to
-    result: IntArray = rows[chosen][order]
-    return result
+    return np.asarray(rows[chosen][order])
 
 
 class _Fit:
-    """Fits the numbers of probes.
-
-    Args:
-        rows: `(n, P)` decisions of the probes.
-        tiles: first and one past the last column of each tile.
-        probes: n programs with the same skeleton.
-    """
+    """Fits the numbers of n probes with the same skeleton: `(n, P)` decisions, columns of each tile, programs."""
 
     def __init__(self, rows: IntArray, tiles: Sequence[tuple[int, int]], probes: Sequence[Probed]) -> None:
         self._rows = rows
@@ -155,7 +142,7 @@ class _Fit:
     def _number(
         self, values: Any, what: str, valid: npt.NDArray[np.bool_] | None = None, prefer: tuple[int, ...] = ()
     ) -> int:
-        """The formula of a number, `(n,)` in the probes; `valid` and `prefer` as `Fitter.fit` takes them."""
+        """The formula of a number that is `(n,)` values in the probes."""
         numbers = np.asarray(values, np.float64)
         formula = self._fitter.fit(numbers, valid, prefer)
         if formula is None:
@@ -179,7 +166,7 @@ def _inside(extent: Formula, tiles: Sequence[tuple[int, int]]) -> tuple[int, ...
     return next((tuple(range(c + 1, stop)) for start, stop in tiles for c in columns[-1:] if start <= c < stop), ())
 
 
-def _monomials(formulas: Sequence[Formula], width: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _monomials(formulas: Sequence[Formula], width: int) -> tuple[Tensor, Tensor]:
     """`exponents` and `weights` of a `SymbolicProgram`."""
     monomials: dict[tuple[int, ...], int] = {}
     for formula in formulas:
@@ -195,7 +182,125 @@ def _monomials(formulas: Sequence[Formula], width: int) -> tuple[torch.Tensor, t
     return exponents, weights
 
 
-def factor_logs(arrays: Arrays, rows: npt.ArrayLike) -> torch.Tensor:
+TAGS: Final = ("blockIdx.x", "blockIdx.y", "blockIdx.z", "threadIdx.x", "threadIdx.y", "threadIdx.z", "vthread")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts of one cell, of several (C in front) or of each program (N in front)."""
+
+    exponents: Tensor  # `(m, P)`, see `SymbolicProgram`
+    weights: Tensor  # `(n, m)`, likewise
+    extents: Tensor  # `(S, L)` formulas
+    coefficients: Tensor  # `(S, B, D, L)` formulas; so the next
+    parts: Tensor  # `(S, B, D, L)`
+    shapes: Tensor  # `(S, B, D)`
+    spreads: Tensor  # `(S, B, D)`
+    described: Tensor  # `(S,)` TVM keeps the last store of a buffer
+    is_loop: Tensor  # `(S, L)` there is such a loop
+    bound: Tensor  # `(S, L)` it is bound to a thread
+    member: Tensor  # `(S, B, L)` the loop is in an index into the buffer
+    dim: Tensor  # `(S, B, L)` the last dimension with the loop
+    is_buffer: Tensor  # `(S, B)` there is such a buffer
+    num_bytes: Tensor  # `(S, B)` of an element
+    is_dim: Tensor  # `(S, B, D)` it has such a dimension
+    access: Tensor  # `(S, B, 3)` read, written, both
+    operations: Tensor  # `(S, O)` per iteration
+    work: Tensor  # `(S,)` all operations on floats per iteration
+    written: Tensor  # `(S,)` which buffer is the store's own
+    outside: Tensor  # `(S, L)` the loop is outside the allocation of the store's buffer
+    first: Tensor  # `(S, 7, L)` the first loop bound to each of `TAGS`
+    shared: Tensor  # `(S, S, L)` an earlier store, or the store itself, is in the same loop
+    touches: Tensor  # `(S, B, L)` accesses of the buffer in the loop so far
+    also: Tensor  # `(S, B, S)` which of an earlier store's buffers is the same one; -1: none
+
+    def select(self, cells: Tensor) -> Facts:
+        """Of each program its cell's."""
+        return Facts(**{name: part[cells] for name, part in vars(self).items()})
+
+    def to(self, dtype: torch.dtype) -> Facts:
+        """Floating point numbers of another precision."""
+        return Facts(**{name: p.to(dtype) if p.is_floating_point() else p for name, p in vars(self).items()})
+
+    @staticmethod
+    def stacked(cells: Sequence[Facts]) -> Facts:
+        """Several cells', padded: formula 0 is 0 and formula 1 is 1 in all of them."""
+        stacked = {}
+        for name in (field.name for field in fields(Facts)):
+            parts = [getattr(cell, name) for cell in cells]
+            shape = [max(sizes) for sizes in zip(*(part.shape for part in parts), strict=True)]
+            whole = torch.full((len(parts), *shape), int(name in ("extents", "parts", "shapes")), dtype=parts[0].dtype)
+            for cell, part in zip(whole, parts, strict=True):
+                cell[tuple(slice(size) for size in part.shape)] = part
+            stacked[name] = whole
+        return Facts(**stacked)
+
+    @staticmethod
+    def of(program: SymbolicProgram) -> Facts:
+        """One cell's."""
+        stores = program.skeleton.stores
+        s, b, d, _ = program.coefficients.shape
+        uses = program.coefficients > 0
+        last = {store.buffer: i for i, store in enumerate(stores)}
+        own = [next(m for m, a in enumerate(store.accesses) if a.buffer == store.buffer) for store in stores]
+        access, num_bytes, is_dim = np.zeros((s, b, 3)), np.zeros((s, b)), np.zeros((s, b, d), np.bool_)
+        for i, store in enumerate(stores):
+            for j, shape in enumerate(store.accesses):
+                access[i, j, shape.access], num_bytes[i, j], is_dim[i, j, : shape.dims] = 1, shape.num_bytes, True
+        operations = np.array([store.operations for store in stores], np.float64)
+        arrays = {
+            **{name: getattr(program, name) for name in ("extents", "coefficients", "parts", "shapes", "spreads")},
+            **_loop_facts(program),
+            **_reuse_facts(program),
+            "described": np.array([last[store.buffer] == i for i, store in enumerate(stores)]),
+            "member": uses.any(axis=2),
+            "dim": np.where(uses.any(axis=2), d - 1 - uses[:, :, ::-1].argmax(axis=2), 0),
+            "is_buffer": num_bytes > 0,
+            "num_bytes": num_bytes,
+            "is_dim": is_dim,
+            "access": access,
+            "operations": operations,
+            "work": operations.sum(axis=1) + [store.others for store in stores],
+            "written": np.array(own),
+        }
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return Facts(exponents=program.exponents, weights=program.weights, **tensors)
+
+
+def _loop_facts(program: SymbolicProgram) -> dict[str, np.ndarray[Any, Any]]:
+    """Which loops a store has, and what they are bound to."""
+    s, loops = program.extents.shape
+    is_loop, outside = np.zeros((s, loops)), np.zeros((s, loops))
+    bound, first = np.zeros((s, loops), np.bool_), np.zeros((s, len(TAGS), loops))
+    for i, store in enumerate(program.skeleton.stores):
+        tags = [program.skeleton.bindings[loop] for loop in store.loops]
+        is_loop[i, : len(tags)] = 1
+        outside[i, : store.alloc_depth] = 1
+        bound[i, : len(tags)] = [bool(tag) for tag in tags]
+        for t, wanted in enumerate(TAGS):
+            for at in [at for at, tag in enumerate(tags) if tag.startswith(wanted)][:1]:
+                first[i, t, at] = 1
+    return {"is_loop": is_loop, "outside": outside, "bound": bound, "first": first}
+
+
+def _reuse_facts(program: SymbolicProgram) -> dict[str, np.ndarray[Any, Any]]:
+    """Which stores share loops and buffers."""
+    stores = program.skeleton.stores
+    s, b, _, loops = program.coefficients.shape
+    shared, touches = np.zeros((s, s, loops)), np.zeros((s, b, loops))
+    also = np.full((s, b, s), -1)
+    for i, store in enumerate(stores):
+        for k, earlier in enumerate(stores[: i + 1]):
+            same = [x == y for x, y in zip(store.loops, earlier.loops, strict=False)]
+            shared[i, k, : same.index(False) if False in same else len(same)] = 1
+            for j, access in enumerate(store.accesses):
+                for m in [m for m, other in enumerate(earlier.accesses) if other.buffer == access.buffer]:
+                    touches[i, j] += shared[i, k]
+                    also[i, j, k] = m
+    return {"shared": shared, "touches": touches, "also": also}
+
+
+def factor_logs(arrays: Arrays, rows: npt.ArrayLike) -> Tensor:
     """`(N, D)` decisions → `(N, P)` natural logarithms of the tile factors, 0 elsewhere."""
     values = np.asarray(rows, np.float64)
     logs = np.zeros_like(values)

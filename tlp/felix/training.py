@@ -1,8 +1,7 @@
-"""Training Felix's cost model: the snapshot, labels and split of MTL-TLP, other features, a network of its own.
+"""Training Felix's cost model: the snapshot, labels, split and loss of MTL-TLP, other features, a network of its own.
 
-All devices of a data set together: one trunk, a head each. The loss is LambdaRank within a workload, as MTL-TLP's.
-Always from scratch: a training takes minutes, and what it costs is the features (`tlp.felix.stores`), which are kept.
-Same data set, seed and number of threads → the same weights.
+All devices of a data set together: one trunk, a head each. Always from scratch: a training takes minutes, and what
+costs are the features, which are kept. Same data set, seed and number of threads → the same weights.
 """
 
 from __future__ import annotations
@@ -19,11 +18,9 @@ from torch import Tensor
 from tlp.core.errors import InvalidInputError
 from tlp.core.fleet import Fleet
 from tlp.core.progress import say
-from tlp.core.settings import Settings
-from tlp.felix.checkpoint import FelixCheckpoint
 from tlp.felix.config import FEATURE_VERSION, KIND, FelixConfig
-from tlp.felix.network import FelixNetwork
-from tlp.felix.stores import StoreReader, Stores
+from tlp.felix.network import FelixCheckpoint, FelixNetwork
+from tlp.felix.scorer import StoreReader, Stores
 from tlp.model.checkpoint import Manifest
 from tlp.model.losses import LOSSES
 from tlp.training.data.dataset import Dataset
@@ -47,44 +44,33 @@ EPOCHS = 4
 _CALIBRATION = 1 << 17  # stores that the features' ranges are made from
 
 
-def options_of(settings: Settings) -> TrainOptions:
-    """Felix's own options, with the settings' seed and threads, and `EPOCHS` of its short epochs for each of theirs."""
-    epochs = EPOCHS * settings.train_epochs
-    return replace(FELIX_OPTIONS, epochs=epochs, seed=settings.seed, threads=settings.torch_threads)
-
-
-def train(fleet: Fleet, dataset: Dataset, on_epoch: OnEpoch | None = None) -> FelixCheckpoint:
-    """A model of the data set's devices with the settings' options; what `tlp train --model felix` does."""
-    reader = StoreReader(fleet.store, dataset.devices[0].target, fleet.settings.cache_dir / "per-store")
-    return train_felix(read_stores(dataset, reader), options_of(fleet.settings), on_epoch=on_epoch)
-
-
 FELIX_OPTIONS = TrainOptions(epochs=64, batch_lists=8, learning_rate=2e-3, weight_decay=1e-1)
-FELIX_CONFIG = FelixConfig(())
 
 
 @dataclass(frozen=True)
 class FelixData:
-    """A data set with the stores of its programs.
+    """A data set with the stores of its programs."""
 
-    Attributes:
-        dataset: of programs that TVM can replay only, otherwise as MTL-TLP has it; labels stay relative to the
-            fastest program measured.
-        stores: of its P programs.
-        left_out: programs that TVM cannot replay.
-    """
+    dataset: Dataset  # of programs that TVM can replay; labels stay relative to the fastest program measured
+    stores: Stores  # of its P programs
+    left_out: int  # programs that TVM cannot replay
 
-    dataset: Dataset
-    stores: Stores
-    left_out: int
+
+def train(fleet: Fleet, dataset: Dataset, on_epoch: OnEpoch | None = None) -> FelixCheckpoint:
+    """A model of the data set's devices with the settings' options; what `tlp train --model felix` does."""
+    settings = fleet.settings
+    reader = StoreReader(fleet.store, dataset.devices[0].target, settings.cache_dir / "per-store")
+    epochs = EPOCHS * settings.train_epochs
+    options = replace(FELIX_OPTIONS, epochs=epochs, seed=settings.seed, threads=settings.torch_threads)
+    return train_felix(read_stores(dataset, reader), options, on_epoch=on_epoch)
 
 
 def read_stores(dataset: Dataset, reader: StoreReader) -> FelixData:
-    """The features of a data set in one pass, with progress on stderr; what cannot be replayed is left out.
+    """The features of a data set, with progress on stderr; programs that TVM cannot replay are left out.
 
     Raises:
         InvalidInputError: nothing is left to rank.
-        NotFoundError, OSError: see `StoreReader.read`.
+        NotFoundError, OSError: as `StoreReader.read`.
     """
     sketches = [dataset.sketches[i] for i in dataset.sketch_of]
     programs = [
@@ -96,11 +82,11 @@ def read_stores(dataset: Dataset, reader: StoreReader) -> FelixData:
     lost = int((~known).sum())
     if lost:
         say(f"felix: {lost} of {len(known)} programs are left out, TVM cannot replay them")
-    return FelixData(_kept(dataset, known), stores.take(np.flatnonzero(known)), lost)
+    return FelixData(_without(dataset, known), stores.take(np.flatnonzero(known)), lost)
 
 
-def _kept(dataset: Dataset, known: np.ndarray) -> Dataset:
-    """The data set without some programs; groups of which none is left go."""
+def _without(dataset: Dataset, known: np.ndarray) -> Dataset:
+    """The data set without the programs that are not known; groups of which none is left go."""
     counts = np.add.reduceat(known, dataset.groups[:, 0]).astype(np.int64)
     used = np.flatnonzero(counts)
     if counts.max(initial=0) < 2:
@@ -123,16 +109,10 @@ def train_felix(
     data: FelixData,
     options: TrainOptions = FELIX_OPTIONS,
     *,
-    config: FelixConfig = FELIX_CONFIG,
+    config: FelixConfig | None = None,
     on_epoch: OnEpoch | None = None,
 ) -> FelixCheckpoint:
-    """Train a model with a head per device of the data set.
-
-    Args:
-        data: what to learn.
-        options: `epochs`, `batch_lists`, `learning_rate`, `weight_decay`, `loss`, `seed`, `threads`, `clip`.
-        config: sizes; its heads do not count.
-        on_epoch: called after each pass.
+    """Train a model with a head per device of the data set; of the config its heads do not count.
 
     Raises:
         InvalidInputError: the training diverged.
@@ -140,16 +120,13 @@ def train_felix(
     set_threads(options.threads)
     torch.manual_seed(options.seed)
     dataset = data.dataset
-    network = FelixNetwork(config.with_heads(dataset.device_names))
+    network = FelixNetwork(replace(config or FelixConfig(()), heads=dataset.device_names))
     trained = np.concatenate([np.arange(a, b) for a, b in dataset.groups[dataset.training_groups]])
     rows = data.stores.take(trained).rows
     network.calibrate(torch.from_numpy(rows[:: math.ceil(len(rows) / _CALIBRATION)]))
     reports = _fit(network, data, options, on_epoch)
-    return FelixCheckpoint(
-        config=network.config,
-        manifest=_manifest(data, options, network, reports),
-        state={key: value.detach().clone() for key, value in network.state_dict().items()},
-    )
+    state = {key: value.detach().clone() for key, value in network.state_dict().items()}
+    return FelixCheckpoint(network.config, _manifest(data, options, network, reports), state)
 
 
 def _fit(network: FelixNetwork, data: FelixData, options: TrainOptions, on_epoch: OnEpoch | None) -> list[EpochReport]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from storage import Workload
 from tlp.felix.cells import Cell, Cells
-from tlp.felix.columns import CURVE, NAMES
+from tlp.felix.config import CURVE, NAMES
 from tlp.felix.descent import Descent, Exponents, Start
 from tlp.language.arrays import Arrays
 from tlp.programs.space import DesignSpace

@@ -16,9 +16,8 @@ from tlp.core.errors import ModelFormatError
 from tlp.core.fleet import Fleet
 from tlp.core.registry import Submission
 from tlp.core.settings import Settings
-from tlp.felix.checkpoint import FelixCheckpoint
 from tlp.felix.config import FEATURE_VERSION, KIND, FelixConfig
-from tlp.felix.network import FelixNetwork
+from tlp.felix.network import FelixCheckpoint, FelixNetwork
 from tlp.felix.search import FelixChampion
 from tlp.model.checkpoint import MANIFEST, Manifest
 from tlp.registry import Registry, model_name

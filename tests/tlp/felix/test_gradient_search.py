@@ -12,7 +12,7 @@ import torch
 from storage import MeasurementState, Sketch, Workload
 from tests.tuning import ask
 from tlp.felix.cells import Cell
-from tlp.felix.columns import WIDTH
+from tlp.felix.config import WIDTH
 from tlp.felix.gradient_search import GradientSearch
 from tlp.felix.opinions import Chooser
 from tlp.felix.scorer import FelixModel

@@ -15,10 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tlp.core.errors import InvalidInputError, ModelFormatError
-from tlp.felix.checkpoint import FelixCheckpoint
-from tlp.felix.columns import NAMES, WIDTH
-from tlp.felix.config import FEATURE_VERSION, KIND, FelixConfig
-from tlp.felix.network import FelixNetwork
+from tlp.felix.config import FEATURE_VERSION, KIND, NAMES, WIDTH, FelixConfig
+from tlp.felix.network import FelixCheckpoint, FelixNetwork
 from tlp.felix.scorer import FelixModel, load_felix
 from tlp.model.checkpoint import Checkpoint, Manifest
 from tlp.model.kinds import load_model

@@ -19,9 +19,8 @@ from tlp.core.home import open_home
 from tlp.core.registry import Submission
 from tlp.core.requests import TrainRequest
 from tlp.core.settings import Settings
-from tlp.felix.checkpoint import FelixCheckpoint
-from tlp.felix.scorer import FelixModel
-from tlp.felix.stores import StoreReader
+from tlp.felix.network import FelixCheckpoint
+from tlp.felix.scorer import FelixModel, StoreReader
 from tlp.model.checkpoint import Checkpoint
 from tlp.pipeline import train as retraining
 from tlp.pipeline.evaluate import evaluate_version

@@ -16,10 +16,8 @@ from hypothesis import strategies as st
 from storage import DuckDBStore, Sketch
 from tests.tlp import small_fleet
 from tlp.core.errors import InvalidInputError
-from tlp.felix.columns import NAMES, TVM_COLUMNS, WIDTH
-from tlp.felix.config import FelixConfig
-from tlp.felix.scorer import FelixScorer
-from tlp.felix.stores import StoreReader, Stores, log_unroll
+from tlp.felix.config import NAMES, TVM_COLUMNS, WIDTH, FelixConfig
+from tlp.felix.scorer import FelixScorer, StoreReader, Stores, log_unroll
 from tlp.felix.training import FELIX_OPTIONS, FelixData, read_stores, train_felix
 from tlp.language.sketch import decision_slots, parse_sketch
 from tlp.programs.per_store import PerStoreFeatures

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.tlp.programs.conftest import KINDS, _module
-from tlp.felix.columns import NAMES, TVM_COLUMNS
+from tlp.felix.config import NAMES, TVM_COLUMNS
 from tlp.felix.features import Features
 from tlp.felix.probe import UnfitError, UnreadableError, apply_trace, take_apart
 from tlp.felix.symbolic import SymbolicProgram, choose_probes, factor_logs, make_symbolic

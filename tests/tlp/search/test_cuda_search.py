@@ -19,7 +19,7 @@ from storage import Sketch, Workload
 from tests.tlp.felix.test_symbolic import TOLERANCE, Fitted, places_of
 from tests.tlp.programs.conftest import KINDS, _module
 from tests.tuning import ask
-from tlp.felix.columns import NAMES
+from tlp.felix.config import NAMES
 from tlp.felix.probe import UnfitError
 from tlp.felix.symbolic import choose_probes, make_symbolic
 from tlp.language.arrays import Arrays, IntArray
