@@ -14,16 +14,7 @@ DATASET: Final = "dataset"
 
 
 def validate_count(what: str, value: int, *, next_command: str) -> int:
-    """Return `value` if it is from 1 to `MAX_PROGRAMS`.
-
-    Args:
-        what: what is counted, for the message: `samples`, `trials`, `min_samples`.
-        value: the number as typed or configured.
-        next_command: an acceptable command.
-
-    Raises:
-        InvalidInputError: it is not.
-    """
+    """Return `value` if it is from 1 to `MAX_PROGRAMS`. Raises InvalidInputError, which names `what` is counted."""
     if 1 <= value <= MAX_PROGRAMS:
         return value
     raise InvalidInputError(f"{what} is {value}, it must be from 1 to {MAX_PROGRAMS}", next_command=next_command)
@@ -44,13 +35,12 @@ def more_samples(device: Device, samples: int) -> str:
 def more_held_out(device: Device, networks: Iterable[Network]) -> str:
     """The command that gets a device samples to be judged on: of the first held-out network that can be compiled.
 
-    A network that came with a data set cannot; if there is no other, one that is held out by default is to be added.
-    Where no network is held out, a tenth of all workloads is (`tlp.training.data.holdout`), and any samples do.
+    If there is none, one that is held out by default is to be added. Where no network is held out, any samples do.
     """
-    held = [network for network in networks if network.holdout]
-    if not has_hardware(device) or not held:
+    held_out = [network for network in networks if network.holdout]
+    if not has_hardware(device) or not held_out:
         return more_samples(device, 200)
-    for network in held:
+    for network in held_out:
         if network.tasks and not network.source.startswith("dataset:"):
             return f"tlp measure {device.name} --samples 200 --network {network.name}"
     return "tlp network add bert_tiny --builtin bert_tiny"

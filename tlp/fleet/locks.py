@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,25 +19,18 @@ from tlp.core.files import write_text
 from tlp.core.settings import Settings
 
 
-@contextmanager
-def device_lock(settings: Settings, name: str) -> Iterator[None]:
+def device_lock(settings: Settings, name: str) -> AbstractContextManager[None]:
     """The device is ours for the length of the body, among all processes and threads of this machine.
 
-    Taking it again in the same thread nests.
-
-    Raises:
-        BusyError: somebody else has it; the message names the process.
-        InvalidInputError: the lock file cannot be written.
+    Taking it again in the same thread nests. Raises BusyError: somebody else has it; the message names the process;
+    InvalidInputError: the lock file cannot be written.
     """
-    with _lock(settings.locks_dir / f"device-{name}.lock", f"device {name!r} is being measured"):
-        yield
+    return _lock(settings.locks_dir / f"device-{name}.lock", f"device {name!r} is being measured")
 
 
-@contextmanager
-def train_lock(settings: Settings, family: str) -> Iterator[None]:
+def train_lock(settings: Settings, family: str) -> AbstractContextManager[None]:
     """The same for retraining the model of one family."""
-    with _lock(settings.locks_dir / f"train-{family}.lock", f"the model of family {family!r} is being trained"):
-        yield
+    return _lock(settings.locks_dir / f"train-{family}.lock", f"the model of family {family!r} is being trained")
 
 
 @contextmanager
@@ -49,13 +42,11 @@ def _lock(path: Path, what: str) -> Iterator[None]:
         lock = filelock.FileLock(path, timeout=0, is_singleton=True)
         lock.acquire()
     except filelock.Timeout as exc:
-        raise BusyError(
-            f"{what} by {_describe(holder)}; try again when it is through", next_command="tlp status"
-        ) from exc
+        busy = f"{what} by {describe_holder(path)}; try again when it is through"
+        raise BusyError(busy, next_command="tlp status") from exc
     except OSError as exc:
-        raise InvalidInputError(
-            f"the lock {path} cannot be written: {exc.strerror or exc}", next_command="tlp doctor"
-        ) from exc
+        problem = f"the lock {path} cannot be written: {exc.strerror or exc}"
+        raise InvalidInputError(problem, next_command="tlp doctor") from exc
     try:
         _write_holder(holder)
         yield
@@ -73,12 +64,8 @@ def _write_holder(path: Path) -> None:
 
 def describe_holder(lock: Path) -> str:
     """Who holds a lock file, for people; by the note that the holder wrote beside it."""
-    return _describe(lock.with_suffix(".holder"))
-
-
-def _describe(holder: Path) -> str:
     try:
-        facts = json.loads(holder.read_text())
+        facts = json.loads(lock.with_suffix(".holder").read_text())
         return f"process {facts['pid']} on {facts['host']} since {facts['since']}"
     except (OSError, ValueError, KeyError, TypeError):  # between its acquiring the lock and writing the file
         return "another process"

@@ -23,7 +23,6 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import combinations
 from typing import Any, Final
 
@@ -42,7 +41,7 @@ Stratum = tuple[int, int]
 
 @dataclass(frozen=True)
 class RoundCounts:
-    """Pairs of one round; see `RoundQuality`."""
+    """What the pairs of one round say: these fields of a `RoundQuality`."""
 
     programs: int
     pairs: tuple[int, ...]
@@ -54,10 +53,7 @@ class RoundCounts:
 def count_pairs(scores: Sequence[float], latencies_s: Sequence[float], *, tie_margin: float) -> RoundCounts:
     """Compare predictions with measurements of one round of one task.
 
-    Args:
-        scores: `(N,)`, higher = faster.
-        latencies_s: `(N,)` measured, seconds.
-        tie_margin: relative difference of two latencies below which they are a tie.
+    `scores`: `(N,)`, higher = faster; `latencies_s`: `(N,)` measured; two that differ by less than `tie_margin` tie.
     """
     pairs, right, ties = [0] * (len(GAPS) + 1), [0.0] * (len(GAPS) + 1), 0
     measured = list(zip(scores, latencies_s, strict=True))
@@ -77,34 +73,6 @@ def count_pairs(scores: Sequence[float], latencies_s: Sequence[float], *, tie_ma
     return RoundCounts(len(measured), tuple(pairs), tuple(right), ties, best_of)
 
 
-def round_quality(
-    counts: RoundCounts,
-    *,
-    run_id: str,
-    device: str,
-    version: str,
-    workload_id: str,
-    at: datetime,
-    visit: int,
-    canary_off: bool | None,
-) -> RoundQuality:
-    """The row of a round."""
-    return RoundQuality(
-        run_id=run_id,
-        device=device,
-        version=version,
-        workload_id=workload_id,
-        at=at,
-        visit=visit,
-        programs=counts.programs,
-        pairs=counts.pairs,
-        pairs_right=counts.pairs_right,
-        ties=counts.ties,
-        best_of=counts.best_of,
-        canary_off=canary_off,
-    )
-
-
 def accuracy(rounds: Sequence[RoundQuality]) -> float | None:
     """Pair accuracy of all of them; None if there is no pair."""
     pairs = sum(sum(row.pairs) for row in rounds)
@@ -113,21 +81,13 @@ def accuracy(rounds: Sequence[RoundQuality]) -> float | None:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A version's window against its baseline, over the strata that both have.
+    """A version's window against its baseline, over the strata that both have."""
 
-    Attributes:
-        accuracy: of the window, 0 to 1.
-        expected: of the baseline, weighted as the window is made up.
-        error: standard error of the difference.
-        at_least: one-sided lower bound of the fall, `expected - accuracy`; may be negative.
-        pairs: of the window that were compared.
-    """
-
-    accuracy: float
-    expected: float
-    error: float
-    at_least: float
-    pairs: int
+    accuracy: float  # of the window, 0 to 1
+    expected: float  # of the baseline, weighted as the window is made up
+    error: float  # standard error of the difference
+    at_least: float  # one-sided lower bound of the fall; may be negative
+    pairs: int  # of the window that were compared
 
     @property
     def fall(self) -> float:
@@ -155,7 +115,7 @@ def compare(rounds: Sequence[RoundQuality], settings: Settings) -> Comparison | 
         return None
     rate = {stratum: before_right[stratum] / before[stratum] for stratum in common}
     weight = {stratum: now[stratum] / compared for stratum in common}
-    found = sum(now_right[stratum] for stratum in common) / compared
+    observed = sum(now_right[stratum] for stratum in common) / compared
     expected = sum(weight[stratum] * rate[stratum] for stratum in common)
     deviations = [
         sum(right - rate[s] * pairs for s, pairs, right in _strata(row) if s in rate) / compared for row in window
@@ -166,21 +126,13 @@ def compare(rounds: Sequence[RoundQuality], settings: Settings) -> Comparison | 
     ]
     error = math.sqrt(_variance_of_sum(deviations) + _variance_of_sum(shares))
     quantile = _student(min(len(window), len(baseline)) - 1)
-    return Comparison(found, expected, error, expected - found - quantile * error, compared)
+    return Comparison(observed, expected, error, expected - observed - quantile * error, compared)
 
 
 def fell(fleet: Fleet, device: str, version: str) -> str | None:
-    """Why a version counts as fallen on a device: one sentence with both accuracies; None if it does not.
-
-    None as well while there are fewer than `live_baseline_rounds` + `live_window_rounds` rounds or `live_min_pairs`
-    pairs on either side.
-    """
-    return _verdict(
-        compare(fleet.store.round_qualities(device=device, version=version), fleet.settings),
-        fleet.settings,
-        device,
-        version,
-    )
+    """Why a version counts as fallen on a device, with both accuracies; None if it does not, or as in `compare`."""
+    rounds = fleet.store.round_qualities(device=device, version=version)
+    return _verdict(compare(rounds, fleet.settings), fleet.settings, device, version)
 
 
 def summary(fleet: Fleet, device: str, version: str) -> dict[str, Any] | None:
@@ -195,32 +147,32 @@ def summary(fleet: Fleet, device: str, version: str) -> dict[str, Any] | None:
         return None
     good = usable(rounds)
     recent = good[-fleet.settings.live_window_rounds :]
-    found = compare(rounds, fleet.settings)
+    comparison = compare(rounds, fleet.settings)
     return {
         "version": version,
         "rounds": len(rounds),
         "flagged_rounds": sum(bool(row.canary_off) for row in rounds),
         "pairs": sum(sum(row.pairs) for row in good),
         "pair_accuracy": accuracy(recent),
-        "expected_accuracy": found.expected if found else None,
-        "fall": found.fall if found else None,
-        "fall_at_least": found.at_least if found else None,
+        "expected_accuracy": comparison.expected if comparison else None,
+        "fall": comparison.fall if comparison else None,
+        "fall_at_least": comparison.at_least if comparison else None,
         "best_of": {
             str(k): statistics.fmean(ratios)
             for k in BEST_OF
             if (ratios := [row.best_of[k] for row in recent if k in row.best_of])
         },
-        "fell": _verdict(found, fleet.settings, device, version),
+        "fell": _verdict(comparison, fleet.settings, device, version),
     }
 
 
-def _verdict(found: Comparison | None, settings: Settings, device: str, version: str) -> str | None:
-    if found is None or found.fall <= settings.live_accuracy_drop or found.at_least <= 0:
+def _verdict(comparison: Comparison | None, settings: Settings, device: str, version: str) -> str | None:
+    if comparison is None or comparison.fall <= settings.live_accuracy_drop or comparison.at_least <= 0:
         return None
     return (
-        f"version {version} ranks {found.accuracy:.1%} of pairs right on {device} in its newest "
-        f"{settings.live_window_rounds} rounds, {found.expected:.1%} were right in its first: down by "
-        f"{found.fall:.1%} (at least {found.at_least:.1%} with {CONFIDENCE:.0%} confidence, "
+        f"version {version} ranks {comparison.accuracy:.1%} of pairs right on {device} in its newest "
+        f"{settings.live_window_rounds} rounds, {comparison.expected:.1%} were right in its first: down by "
+        f"{comparison.fall:.1%} (at least {comparison.at_least:.1%} with {CONFIDENCE:.0%} confidence, "
         f"{settings.live_accuracy_drop:.0%} is allowed)"
     )
 

@@ -32,19 +32,13 @@ class Terminated(KeyboardInterrupt):
 
 @dataclass
 class OpenRun:
-    """A run that is going on; see `open_run`.
-
-    Attributes:
-        run_id: its key in the store.
-        result: stored when the run closes; JSON values.
-        reason, code: why it ended, for people and for programs; without a code it is the one of the state.
-    """
+    """A run that is going on."""
 
     run_id: str
-    result: Mapping[str, Any] = field(default_factory=dict)
+    result: Mapping[str, Any] = field(default_factory=dict)  # stored when the run closes; JSON values
     reason: str = "done"
     state: RunState = RunState.DONE
-    code: ReasonCode | None = None
+    code: ReasonCode | None = None  # None: that of the state
 
     def skip(self, reason: str, code: ReasonCode = ReasonCode.NOTHING_TO_DO) -> None:
         """Close as SKIPPED when the body is through: there was nothing to do, and why."""
@@ -60,22 +54,17 @@ def open_run(
     It closes as DONE, as SKIPPED (`OpenRun.skip`), as FAILED if the body raises, with the message as its reason, or as
     INTERRUPTED on Ctrl-C, SIGTERM or any other exception that is no `Exception`. The exception goes on in all cases;
     SIGTERM becomes `Terminated`, a KeyboardInterrupt, while the body runs in the main thread.
-
-    Raises:
-        StoreError: the row cannot be written.
+    Raises StoreError: the row cannot be written.
     """
     run = OpenRun(store.start_run(kind, device=device, params=dict(params or {}), owner=processes.identity()))
     with _sigterm_as_exception():
         try:
             yield run
-        except Exception as exc:
-            _finish(store, run, RunState.FAILED, _message(exc), exc)
-            raise
         except BaseException as exc:
-            _finish(store, run, RunState.INTERRUPTED, _message(exc), exc)
+            state = RunState.FAILED if isinstance(exc, Exception) else RunState.INTERRUPTED
+            _finish(store, run, state, _message(exc), exc)
             raise
-        else:
-            _finish(store, run, run.state, run.reason, None)
+        _finish(store, run, run.state, run.reason, None)
 
 
 def _finish(store: MeasurementStore, run: OpenRun, state: RunState, reason: str, cause: BaseException | None) -> None:
@@ -118,13 +107,10 @@ def _sigterm_as_exception() -> Iterator[None]:
 
 
 def reap(store: MeasurementStore) -> list[str]:
-    """Close what a killed process left open; called at the start of every command that works.
+    """Close what a killed process left open and return the ids of those runs; every command that works starts so.
 
     RUNNING rows whose process is gone become CRASHED. Devices left MEASURING or TRAINING with no run at work on them
     return to the state before. Runs of other hosts are left alone: whether they live cannot be seen from here.
-
-    Returns:
-        The ids of the runs that were closed.
     """
     reaped = []
     for run in store.list_runs(state=RunState.RUNNING):

@@ -25,12 +25,7 @@ def require_not_retired(store: MeasurementStore, name: str) -> None:
 def move(
     store: MeasurementStore, name: str, state: DeviceState, reason: str, code: ReasonCode = ReasonCode.OTHER
 ) -> None:
-    """Set a device's state for work that is under way.
-
-    Raises:
-        NotFoundError: no such device.
-        UserError: a person retired it meanwhile; it stays so.
-    """
+    """Set a device's state for work under way. Raises UserError: a person retired it meanwhile; NotFoundError."""
     if store.set_device_state(name, state, reason, code=code) is not state:
         require_not_retired(store, name)
 
@@ -40,11 +35,7 @@ def device_activity(store: MeasurementStore, name: str, state: DeviceState, reas
     """The device is in `state` (MEASURING or TRAINING) for the length of the body, then in the one before its work.
 
     A body that set another state itself (SERVING after a promotion, QUARANTINED) is left with it. Where measuring and
-    training overlap, neither leaves the device in the other's state.
-
-    Raises:
-        NotFoundError: no such device.
-        UserError: it is retired.
+    training overlap, neither leaves the device in the other's state. Raises UserError: it is retired; NotFoundError.
     """
     move(store, name, state, reason, ReasonCode.WORK)
     try:
@@ -64,16 +55,12 @@ def state_before(store: MeasurementStore, device: str, *skipped: DeviceState) ->
 def resume(store: MeasurementStore, device: str, reason: str) -> None:
     """Take a retired or quarantined device back into work: to serving if it was, else to the start of its life.
 
-    Raises:
-        NotFoundError: no such device.
-        UserError: it is neither.
+    Raises UserError: it is neither; NotFoundError.
     """
     state = store.get_device(device).state
     if state not in OUT_OF_WORK:
-        raise UserError(
-            f"device {device!r} is {state.value}, only a retired or quarantined one can be resumed",
-            next_command=f"tlp device show {device}",
-        )
+        problem = f"device {device!r} is {state.value}, only a retired or quarantined one can be resumed"
+        raise UserError(problem, next_command=f"tlp device show {device}")
     # A run that was under way when it went out of work is over.
     before = state_before(store, device, *BUSY, *OUT_OF_WORK)
     store.set_device_state(device, before, reason, code=ReasonCode.RESUMED, unretire=True)

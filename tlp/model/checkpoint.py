@@ -86,9 +86,7 @@ class Checkpoint:
     def load(directory: Path) -> Checkpoint:
         """Read and check a checkpoint directory.
 
-        Raises:
-            ModelFormatError: a file is missing or damaged; another encoder version; config, manifest and weights
-                disagree. The message has both values.
+        Raises ModelFormatError: a file is missing or damaged, the encoder is another, or the files disagree.
         """
         config_json = read_json(directory, CONFIG)
         version = config_json.get("encoder_version")
@@ -100,15 +98,15 @@ class Checkpoint:
         config = TLPConfig.from_json(config_json)
         manifest = Manifest.from_json(read_json(directory, MANIFEST))
         vocabulary = Vocabulary.from_json(read_json(directory, VOCABULARY))
-        for what, found, expected in (
+        for what, actual, expected in (
             ("kind", manifest.kind, KIND),
             ("encoder version", manifest.encoder_version, config.encoder_version),
             ("heads", manifest.heads, config.heads),
             ("row width", config.width, _row_width(config)),
         ):
-            if found != expected:
+            if actual != expected:
                 raise ModelFormatError(
-                    f"the model in {directory} does not fit together: {what} is {found!r}, expected {expected!r}",
+                    f"the model in {directory} does not fit together: {what} is {actual!r}, expected {expected!r}",
                     next_command=_AGAIN,
                 )
         with torch.device("meta"):
@@ -136,24 +134,21 @@ def save_files(directory: Path, state: Mapping[str, Tensor], documents: Mapping[
 
 
 def load_state(directory: Path, expected_state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of a checkpoint, as a network's state that only shapes matter of says.
+    """The weights of a checkpoint, of the names and shapes of `expected_state`.
 
-    Raises:
-        ModelFormatError: they are missing or damaged, of other names or shapes, or not finite.
+    Raises ModelFormatError: they are missing or damaged, of other names or shapes, or not finite.
     """
     try:
         state: dict[str, Tensor] = load_tensors(read_bytes(directory, WEIGHTS))
     except SafetensorError as exc:
         raise ModelFormatError(f"{directory / WEIGHTS} is damaged: {exc}", next_command=_AGAIN) from exc
     expected = {key: tuple(value.shape) for key, value in expected_state.items()}
-    found = {key: tuple(value.shape) for key, value in state.items()}
-    wrong = sorted(key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key))
+    shapes = {key: tuple(value.shape) for key, value in state.items()}
+    wrong = sorted(key for key in expected.keys() | shapes.keys() if expected.get(key) != shapes.get(key))
     if wrong:
-        key = wrong[0]
+        first = f"{wrong[0]} is {shapes.get(wrong[0])}, expected {expected.get(wrong[0])}"
         raise ModelFormatError(
-            f"the weights in {directory} do not fit config.json in {len(wrong)} tensor(s): {key} is {found.get(key)}, "
-            f"expected {expected.get(key)}",
-            next_command=_AGAIN,
+            f"the weights in {directory} do not fit config.json in {len(wrong)} tensor(s): {first}", next_command=_AGAIN
         )
     bad = sorted(key for key, value in state.items() if not bool(torch.isfinite(value).all()))
     if bad:

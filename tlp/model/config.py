@@ -17,37 +17,21 @@ Size = Annotated[int, Field(ge=0, le=1 << 20)]  # torch takes numbers beyond its
 
 @dataclass(frozen=True)
 class TLPConfig:
-    """Sizes of the network and names of its heads.
+    """Sizes of the network and names of its heads."""
 
-    Attributes:
-        heads: device names, one head each, in order.
-        encoder_version: the encoder whose arrays the network reads.
-        length: L, rows of a program.
-        width: E, columns of a row.
-        words: rows of the token table; tokens beyond it are read as unknown.
-        dims: widths of the embedding layers after E; the last is the attention's.
-        attention_heads: heads of the attention layer (not devices).
-        residual_blocks: Linear + ReLU + skip.
-        head_dims: hidden widths of a device's head.
-        mask_padding: leave padding rows out of attention and sum. The paper sums over them.
-        token_table: look tokens up in a table. The paper feeds the token's number to the first layer.
-        dropout: probability used in training, after the embedding and in the residual blocks.
-        profile_bins: Q, bins of each number of the profile, for encoders that have one.
-    """
-
-    heads: tuple[str, ...]
-    encoder_version: str = ENCODER_VERSION
-    length: Size = LENGTH
-    width: Size = WIDTH
-    words: Size = 256
-    dims: tuple[Size, ...] = (128, 128, 128)
-    attention_heads: Size = 8
-    residual_blocks: Size = 2
-    head_dims: tuple[Size, ...] = (128, 64)
-    mask_padding: bool = True
-    token_table: bool = True
-    dropout: float = 0.1
-    profile_bins: Size = 8
+    heads: tuple[str, ...]  # device names, one head each, in order
+    encoder_version: str = ENCODER_VERSION  # the encoder whose arrays the network reads
+    length: Size = LENGTH  # L, rows of a program
+    width: Size = WIDTH  # E, columns of a row
+    words: Size = 256  # rows of the token table; tokens beyond it are read as unknown
+    dims: tuple[Size, ...] = (128, 128, 128)  # widths of the embedding layers after E; the last is the attention's
+    attention_heads: Size = 8  # heads of the attention layer (not devices)
+    residual_blocks: Size = 2  # Linear + ReLU + skip
+    head_dims: tuple[Size, ...] = (128, 64)  # hidden widths of a device's head
+    mask_padding: bool = True  # leave padding rows out of attention and sum; the paper sums over them
+    token_table: bool = True  # look tokens up in a table; the paper feeds their numbers to the first layer
+    dropout: float = 0.1  # in training, after the embedding and in the residual blocks
+    profile_bins: Size = 8  # Q, bins of each number of the profile, for encoders that have one
 
     def __post_init__(self) -> None:
         sizes = {"length": self.length, "width": self.width, "words": self.words, "heads": self.attention_heads}
@@ -91,11 +75,7 @@ class TLPConfig:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> TLPConfig:
-        """A configuration from `to_json`'s value.
-
-        Raises:
-            ModelFormatError: a key is missing or unknown, or a value is of the wrong type.
-        """
+        """A configuration from `to_json`'s value. Raises ModelFormatError: a key or a value does not fit."""
         value = {key: v for key, v in value.items() if key not in _DROPPED or v}
         try:
             return parsed(TLPConfig, value, "config.json", required=[entry.name for entry in fields(TLPConfig)])
@@ -103,7 +83,4 @@ class TLPConfig:
             raise ModelFormatError(f"config.json: {exc.message}", next_command="tlp train --from-scratch") from exc
 
 
-_DROPPED = (
-    "common_head",
-    "positions",
-)  # switches that config.json had until 2026-11, off in every model
+_DROPPED = ("common_head", "positions")  # switches that config.json had until 2026-11, off in every model

@@ -48,26 +48,16 @@ class Precision(StrEnum):
 
 @dataclass(frozen=True)
 class Pooled:
-    """Programs as the head's last layer sees them.
+    """Programs as the head's last layer sees them."""
 
-    Attributes:
-        scores: `(N,)` float32, higher = faster.
-        hidden: `(N, D)` float32, the last layer's input summed over rows; `scores` are linear in it.
-    """
-
-    scores: FloatArray
-    hidden: FloatArray
+    scores: FloatArray  # (N,) float32, higher = faster
+    hidden: FloatArray  # (N, D) float32, the last layer's input summed over rows; scores are linear in it
 
 
 class Inference:
-    """One head of a network, its weights laid out for scoring.
+    """The only head of a network (`MTLTLP.keep_head`), its weights copied and laid out for scoring.
 
-    Args:
-        network: with one head (`MTLTLP.keep_head`); its weights are copied.
-        precision: of the matrix products.
-
-    Raises:
-        InvalidInputError: a network that this cannot compute: see `fits`.
+    `precision` is that of the matrix products. Raises InvalidInputError: not `fits(network)`.
     """
 
     def __init__(self, network: MTLTLP, precision: Precision = Precision.FLOAT32) -> None:
@@ -133,8 +123,8 @@ class Inference:
         words = torch.where(words < network.config.words, words, UNKNOWN)
         weight, bias = self._same
         kinds = fixed[..., layout.KIND] @ weight + bias
-        found: Tensor = kinds + network.words(words).sum(dim=-2) + network.loops(fixed[..., layout.LOOP].long())
-        return found.to(self._dtype)
+        embedded: Tensor = kinds + network.words(words).sum(dim=-2) + network.loops(fixed[..., layout.LOOP].long())
+        return embedded.to(self._dtype)
 
     def _bins(self, network: MTLTLP) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
         """The profile's bins as `clamp(number · step - low)`, and its layers for 0 … 1 instead of -1 … 1."""
@@ -163,12 +153,12 @@ class Inference:
         logits = torch.bmm(q, k.transpose(1, 2))
         low, high = torch.aminmax(logits)
         if max(-float(low), float(high)) > _EXPONENT:
-            found = torch.bmm(F.softmax(logits, dim=2), v).view(-1, width)
+            attended = torch.bmm(F.softmax(logits, dim=2), v).view(-1, width)
         else:
             weights = logits.exp_()
-            found = torch.bmm(weights, v).view(-1, width)
-            found.div_(weights.view(-1, L) @ weights.new_ones(L, width))  # their sum, as wide as what it divides
-        return found.view(B, heads, L, width).transpose(1, 2).reshape(B * L, -1)
+            attended = torch.bmm(weights, v).view(-1, width)
+            attended.div_(weights.view(-1, L) @ weights.new_ones(L, width))  # their sum, as wide as what it divides
+        return attended.view(B, heads, L, width).transpose(1, 2).reshape(B * L, -1)
 
     def _query_scaled(self, layer: nn.Linear) -> tuple[Tensor, Tensor]:
         """The attention's input layer, queries divided by the root of their width."""

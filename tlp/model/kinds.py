@@ -27,42 +27,24 @@ _AGAIN: Final = "tlp train --from-scratch"
 
 @dataclass(frozen=True)
 class Manifest:
-    """Where a checkpoint came from.
+    """Where a checkpoint came from."""
 
-    Attributes:
-        family: ISA family of its heads.
-        encoder_version: as in the config; stands here so that a reader of the manifest sees it.
-        heads: device names, as in the config.
-        targets: TVM target of each head's device.
-        samples: OK samples of each device in the snapshot it was trained on.
-        watermark: largest sequence number of that snapshot.
-        holdout: networks that were held out; empty if workloads were, by hash.
-        strategy: how the data entered the model (`joint`).
-        parent: version it was trained from, None if from scratch.
-        seeds: seeds of the training.
-        metrics: final figures, e.g. `train_loss`, `validation_top1`, `seconds`.
-        curves: one list per figure, one value per epoch.
-        watermarks: device → largest sequence number of its samples that the weights learned from, where that is less
-            than `watermark`: a head that a training kept and did not train.
-        format: version of the directory's layout.
-        kind: which model it is; manifests written before there was another have none.
-    """
-
-    family: str
-    encoder_version: str
-    heads: tuple[str, ...]
-    targets: Mapping[str, Mapping[str, Any]]
-    samples: Mapping[str, Count]
-    watermark: Count
-    holdout: tuple[str, ...]
-    strategy: str
-    parent: str | None
+    family: str  # ISA family of its heads
+    encoder_version: str  # as in the config, as are `heads`
+    heads: tuple[str, ...]  # device names
+    targets: Mapping[str, Mapping[str, Any]]  # TVM target of each head's device
+    samples: Mapping[str, Count]  # OK samples of each device in the snapshot it was trained on
+    watermark: Count  # largest sequence number of that snapshot
+    holdout: tuple[str, ...]  # networks that were held out; empty if workloads were, by hash
+    strategy: str  # how the data entered the model (`joint`)
+    parent: str | None  # version it was trained from; None: from scratch
     seeds: tuple[Count, ...]
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    curves: Mapping[str, list[float]] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)  # final, e.g. `train_loss`, `validation_top1`, `seconds`
+    curves: Mapping[str, list[float]] = field(default_factory=dict)  # one value per epoch
+    # Of devices whose head was kept and not trained: largest sequence number that the weights learned from.
     watermarks: Mapping[str, Count] = field(default_factory=dict)
-    format: int = FORMAT
-    kind: str = MTL_TLP
+    format: int = FORMAT  # version of the directory's layout
+    kind: str = MTL_TLP  # manifests written before there was another kind have none
 
     def learned_until(self, device: str) -> int:
         """The largest sequence number of a device's samples that the weights learned from."""
@@ -84,14 +66,9 @@ class Manifest:
 
 
 def parsed(form: type[T], value: Mapping[str, Any], name: str, required: Collection[str] = ()) -> T:
-    """A dataclass from a JSON document of a checkpoint.
+    """A dataclass from a checkpoint's JSON document `name`, which must have the `required` fields also if defaulted.
 
-    Args:
-        name: of the document.
-        required: fields that the document must have although the dataclass has a default.
-
-    Raises:
-        ModelFormatError: a field is missing, unknown or of another type; the message has it.
+    Raises ModelFormatError: a field is missing, unknown or of another type; the message has it.
     """
     names = {entry.name for entry in fields(form)}  # type: ignore[arg-type]  # a dataclass
     problems = [f"{key} is missing" for key in required if key not in value]
@@ -126,21 +103,13 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of models.
+    """A kind of models."""
 
-    Attributes:
-        name: in manifests and on the command line.
-        summary: one line for `tlp train --help`.
-        load: reads and checks a checkpoint directory. Raises ModelFormatError.
-        serving: script that MLflow keeps with each version and runs to serve it ("models from code").
-        training: the command that trains one.
-    """
-
-    name: str
-    summary: str
-    load: Callable[[Path], Model]
-    serving: Path
-    training: str
+    name: str  # in manifests and on the command line
+    summary: str  # one line for `tlp train --help`
+    load: Callable[[Path], Model]  # reads and checks a checkpoint directory; raises ModelFormatError
+    serving: Path  # script that MLflow keeps with each version and runs to serve it ("models from code")
+    training: str  # the command that trains one
 
     @property
     def prefix(self) -> str:
@@ -179,11 +148,7 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
 
 
 def load_model(directory: Path) -> Model:
-    """Read and check a checkpoint directory of any kind.
-
-    Raises:
-        ModelFormatError: a file is missing or damaged, or no registered kind is that of the manifest.
-    """
+    """Read and check a checkpoint directory of any registered kind. Raises ModelFormatError."""
     try:
         name = read_json(directory, MANIFEST).get("kind", MTL_TLP)
     except ModelFormatError:

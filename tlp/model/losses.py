@@ -9,6 +9,7 @@ Notation: G groups, N programs in the largest. Labels are min_latency / latency 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -55,11 +56,6 @@ def lambda_rank(scores: Tensor, labels: Tensor, mask: Tensor, gain: float = GAIN
     return (weight * logistic).sum() / groups
 
 
-def lambda_rank_paper(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
-    """`lambda_rank` with the gain that the paper's code has, 2^y − 1."""
-    return lambda_rank(scores, labels, mask, gain=1.0)
-
-
 def distillation(scores: Tensor, taught: Tensor, spread: Tensor) -> Tensor:
     """How far scores are from those of a teacher, in the teacher's own spread; only differences within a list count.
 
@@ -86,5 +82,5 @@ def distillation(scores: Tensor, taught: Tensor, spread: Tensor) -> Tensor:
 
 LOSSES: dict[str, Loss] = {
     "lambda_rank": lambda_rank,
-    "lambda_rank_paper": lambda_rank_paper,
+    "lambda_rank_paper": partial(lambda_rank, gain=1.0),  # of the paper's code, 2^y − 1
 }

@@ -58,27 +58,21 @@ def rank_correlations(
 ) -> npt.NDArray[np.float64]:
     """Spearman's rank correlation of one device with each, per workload on programs that both have, averaged.
 
-    Args:
-        workload: `(P,)` number of each program's workload, equal ones next to each other.
-        values: `(P, H)` latency, or anything that falls or rises with it, in the same sense on all devices; NaN: not
-            measured.
-        column: of the device.
-
-    Returns:
-        `(H,)` means over the workloads with at least `MIN_SHARED` programs in common, of which neither device ranks all
-        alike; NaN: there is no such workload.
+    `workload`: `(P,)` numbers, equal ones side by side. `values`: `(P, H)` latency, or what rises or falls with it
+    on all devices alike; NaN: not measured. `column`: the device's. The means `(H,)` are over workloads with at least
+    `MIN_SHARED` programs in common that neither device ranks all alike; NaN: there is none.
     """
     starts = np.flatnonzero(np.r_[True, np.diff(workload) != 0])
-    found: list[list[float]] = [[] for _ in range(values.shape[1])]
+    correlations: list[list[float]] = [[] for _ in range(values.shape[1])]
     known = ~np.isnan(values)
     for start, stop in zip(starts, [*starts[1:], len(workload)], strict=True):
-        for other, rhos in enumerate(found):
+        for other, rhos in enumerate(correlations):
             both = start + np.flatnonzero(known[start:stop, column] & known[start:stop, other])
             if len(both) >= MIN_SHARED:
-                mine, theirs = _ranks(values[both, column]), _ranks(values[both, other])
-                if mine.std() > 0 and theirs.std() > 0:
-                    rhos.append(float(np.corrcoef(mine, theirs)[0, 1]))
-    return np.array([np.mean(rhos) if rhos else np.nan for rhos in found])
+                ranks, other_ranks = _ranks(values[both, column]), _ranks(values[both, other])
+                if ranks.std() > 0 and other_ranks.std() > 0:
+                    rhos.append(float(np.corrcoef(ranks, other_ranks)[0, 1]))
+    return np.array([np.mean(rhos) if rhos else np.nan for rhos in correlations])
 
 
 def _ranks(values: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
@@ -98,34 +92,20 @@ def nearest_head(
 ) -> str:
     """The head that scores for `device`: its own, else the most similar (ties: most samples, then name).
 
-    Args:
-        checkpoint: the model.
-        device: name.
-        target: its target.
-        family: its ISA family.
-        correlations: head → rank correlation with the device (`rank_correlations`); None: nothing is known.
-
-    Raises:
-        InvalidInputError: it has none, and the family is another or the target is not known.
+    `correlations`: head → rank correlation with the device (`rank_correlations`); None: nothing is known.
+    Raises InvalidInputError: it has no head, and the family is another or the target is not known.
     """
     if device in checkpoint.heads:
         return device
-    manifest = checkpoint.manifest
+    manifest, known = checkpoint.manifest, correlations or {}
     if target is None or family is None:
-        raise InvalidInputError(
-            f"the model has no head for {device!r}, only for {', '.join(checkpoint.heads)}",
-            next_command=f"tlp train --device {device}",
-        )
-    if family != manifest.family:
-        raise InvalidInputError(
-            f"device {device!r} is of family {family!r}, the model of {manifest.family!r}",
-            next_command=f"tlp train --device {device}",
-        )
-    known = correlations or {}
-    return max(
-        sorted(checkpoint.heads),
-        key=lambda head: (
-            similarity(target, manifest.targets.get(head, {}), known.get(head)),
-            manifest.samples.get(head, 0),
-        ),
-    )
+        problem = f"the model has no head for {device!r}, only for {', '.join(checkpoint.heads)}"
+    elif family != manifest.family:
+        problem = f"device {device!r} is of family {family!r}, the model of {manifest.family!r}"
+    else:
+        likeness = {
+            head: (similarity(target, manifest.targets.get(head, {}), known.get(head)), manifest.samples.get(head, 0))
+            for head in sorted(checkpoint.heads)
+        }
+        return max(likeness, key=likeness.__getitem__)
+    raise InvalidInputError(problem, next_command=f"tlp train --device {device}")

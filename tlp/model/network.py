@@ -103,11 +103,7 @@ def _head(width: int, dims: tuple[int, ...]) -> nn.Sequential:
 
 
 class MTLTLP(nn.Module):
-    """Shared trunk, one head per device.
-
-    Args:
-        config: sizes and head names.
-    """
+    """Shared trunk, one head per device."""
 
     mean: Tensor  # of a row's numbers, (E - first number's column,)
     scale: Tensor
@@ -137,27 +133,6 @@ class MTLTLP(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.heads = nn.ModuleList(_head(channels, config.head_dims) for _ in config.heads)
 
-    @property
-    def head_names(self) -> tuple[str, ...]:
-        """Devices, in the order of the output's columns."""
-        return self.config.heads
-
-    def add_head(self, name: str, from_head: str | None = None) -> None:
-        """A head for one more device, new or a copy of another device's.
-
-        Raises:
-            InvalidInputError: the device has a head, or `from_head` has none.
-        """
-        if name in self.config.heads:
-            raise InvalidInputError(f"the model has a head for {name!r} already: {', '.join(self.config.heads)}")
-        head = _head(self.config.dims[-1], self.config.head_dims)
-        if from_head is not None:
-            if from_head not in self.config.heads:
-                raise InvalidInputError(f"the model has no head {from_head!r}, only {', '.join(self.config.heads)}")
-            head.load_state_dict(self.heads[self.config.heads.index(from_head)].state_dict())
-        self.heads.append(head)
-        self.config = self.config.with_heads((*self.config.heads, name))
-
     def keep_head(self, name: str) -> None:
         """Drop all heads but one: what scoring for one device needs. Raises InvalidInputError (no such head)."""
         if name not in self.config.heads:
@@ -173,7 +148,7 @@ class MTLTLP(nn.Module):
             mask: `(B, L - profile rows)` bool, True for primitives in use; derived from the kind columns if None.
 
         Returns:
-            `(B, H)` float32, columns in the order of `head_names`.
+            `(B, H)` float32, columns in the order of `config.heads`.
         """
         profile = None
         if self.profile_rows:

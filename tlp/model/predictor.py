@@ -27,16 +27,11 @@ class Predictor:
     """Scores of one device's programs, higher = faster. Scores of different workloads are not comparable.
 
     Args:
-        checkpoint: the model.
-        device: whose head to use.
-        target: the device's TVM target, needed if the model has no head for it.
-        family: the device's ISA family, likewise.
+        target, family: the device's TVM target and ISA family, needed if the model has no head for it.
         threads: torch threads of this process; 0 leaves them alone.
-        torch_device: where to compute.
         precision: of `score` and `pooled`, on the CPU only; a search may trade digits for speed, a report may not.
 
-    Raises:
-        InvalidInputError: no head for the device and none that may stand in; no such torch device here.
+    Raises InvalidInputError: no head for the device and none that may stand in; no such torch device here.
     """
 
     def __init__(
@@ -75,15 +70,13 @@ class Predictor:
     def score(self, sketch: Sketch, decisions: npt.ArrayLike) -> npt.NDArray[np.float32]:
         """Scores of programs of one sketch: `(N, D)` integers → `(N,)`.
 
-        Raises:
-            InvalidInputError: D is not the sketch's, or the sketch cannot be read.
+        Raises InvalidInputError: D is not the sketch's, or the sketch cannot be read.
         """
         values = np.asarray(decisions)
         if self._dense is not None and len(values):
             return self._pooled(sketch, values).scores
-        return np.concatenate(
-            self._side_by_side(lambda part: self._forward(self._encode(sketch, part)), _parts(values))
-        )
+        parts = self._side_by_side(lambda part: self._forward(self._encode(sketch, part)), _parts(values))
+        return np.concatenate(parts)
 
     def pooled(self, sketch: Sketch, decisions: npt.ArrayLike) -> Pooled | None:
         """Scores of programs of one sketch, `(N, D)`, with what the head's last layer reads; None if it cannot be had

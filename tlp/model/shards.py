@@ -22,12 +22,9 @@ R = TypeVar("R")
 
 
 class Shards:
-    """Runs a function on several items at once; results come in the order of the items.
+    """Runs a function on at most `most` items at once, on `threads` threads in all; results come in their order.
 
-    Args:
-        threads: threads to use in all.
-        most: items there will be at most.
-        inside: torch threads inside the operations of each; None: those that the items leave over.
+    `inside`: torch threads inside the operations of each; None: those that the items leave over.
     """
 
     def __init__(self, threads: int, most: int, *, inside: int | None = None) -> None:
@@ -73,11 +70,7 @@ def split_evenly(items: Sequence[T], sizes: Sequence[int], parts: int) -> list[l
 
 
 def open_device(name: str) -> torch.device:
-    """The device of that name (`cpu`, `cuda`, `cuda:1`), tried out.
-
-    Raises:
-        InvalidInputError: this torch or this machine does not have it.
-    """
+    """The device of that name (`cpu`, `cuda:1`), tried out. Raises InvalidInputError: it cannot be had here."""
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).item()

@@ -17,7 +17,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from storage import MeasurementBatch, MeasurementState, ReasonCode, TuningResult, Workload
+from storage import MeasurementBatch, MeasurementState, ReasonCode, RoundQuality, TuningResult, Workload
 from tlp.core.processes import held_signals
 from tlp.fleet import quality
 from tlp.measure import MeasureOutcome, Observation, Proposer, measure_input
@@ -228,8 +228,8 @@ class TuningSession:
             return
         scores, latencies_s = zip(*seen, strict=True)
         counts = quality.count_pairs(scores, latencies_s, tie_margin=self._settings.live_tie_margin)
-        row = quality.round_quality(
-            counts,
+        row = RoundQuality(
+            **vars(counts),
             run_id=self._run_id,
             device=self._device,
             version=self.version,

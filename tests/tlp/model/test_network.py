@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tlp.core.errors import InvalidInputError
 from tlp.language import metaschedule_encoder as layout
 from tlp.language.profile import PROFILE_WIDTH
 from tlp.model.config import TLPConfig
@@ -159,17 +158,3 @@ def test_bins_without_width_are_left_out() -> None:
     other[:, 0, 0] = 1e6
     with torch.no_grad():
         torch.testing.assert_close(network(x), network(other))
-
-
-def test_add_head_copies_a_head() -> None:
-    torch.manual_seed(0)
-    network = MTLTLP(TINY).eval()
-    network.add_head("c", from_head="b")
-    assert network.head_names == ("a", "b", "c")
-    with torch.no_grad():
-        scores = network(random_programs(3))
-    torch.testing.assert_close(scores[:, 2], scores[:, 1])
-    with pytest.raises(InvalidInputError, match="already"):
-        network.add_head("c")
-    with pytest.raises(InvalidInputError, match="no head 'x'"):
-        network.add_head("d", from_head="x")

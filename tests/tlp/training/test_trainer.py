@@ -138,7 +138,7 @@ def test_a_new_head_starts_as_a_copy_of_the_nearest(dataset: Dataset) -> None:
     unmeasured = np.full((len(dataset.labels), 1), np.nan, np.float32)
     more = dataclasses.replace(dataset, devices=(*dataset.devices, new), labels=np.hstack([dataset.labels, unmeasured]))
     network = warm_start(parent, more)
-    assert network.head_names == (*dataset.device_names, "mine")
+    assert network.config.heads == (*dataset.device_names, "mine")
     assert torch.equal(network.heads[2][0].weight, network.heads[1][0].weight)
 
 
