@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,8 @@ def deploy(settings: Settings) -> dict[str, Any]:
     slugs = wanted(path)
     try:
         with _prefect.tracking(settings, url), get_client(sync_client=True) as client:
-            _ensure_pool(client)
+            with suppress(ObjectAlreadyExists):
+                client.create_work_pool(WorkPoolCreate(name=WORK_POOL, type="process"))
             _prefect_deploy(settings, url, path)
             deleted = _drop_old_schedules(client, slugs)
     except (PrefectException, httpx.HTTPError) as exc:
@@ -86,32 +88,16 @@ def deploy(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _ensure_pool(client: SyncPrefectClient) -> None:
-    try:
-        client.create_work_pool(WorkPoolCreate(name=WORK_POOL, type="process"))
-    except ObjectAlreadyExists:
-        return
-
-
 def _prefect_deploy(settings: Settings, url: str, path: Path) -> None:
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(path)]
     ours = {"PREFECT_API_URL": url, "TLP_PROJECT_DIR": str(PROJECT_DIR), "NO_COLOR": "1"}
     environment = os.environ | services.prefect_env(settings) | ours
-    done = subprocess.run(
-        command,
-        cwd=PROJECT_DIR,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=_DEPLOY_TIMEOUT_S,
-        check=False,
-    )
-    if done.returncode != 0:
-        lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-        raise InvalidInputError(
-            f"prefect deploy ended with {done.returncode}: {' '.join(lines[-3:]) or 'no output'}",
-            next_command="tlp doctor",
-        )
+    options: dict[str, Any] = {"cwd": PROJECT_DIR, "env": environment, "timeout": _DEPLOY_TIMEOUT_S}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    if result.returncode != 0:
+        lines = [line.strip() for line in (result.stdout + result.stderr).splitlines() if line.strip()]
+        text = f"prefect deploy ended with {result.returncode}: {' '.join(lines[-3:]) or 'no output'}"
+        raise InvalidInputError(text, next_command="tlp doctor")
 
 
 def _drop_old_schedules(client: SyncPrefectClient, slugs: Mapping[str, set[str]]) -> list[str]:
