@@ -123,11 +123,7 @@ def _integers(decisions: list[Any]) -> list[int]:
 
 @lru_cache(maxsize=4096)
 def parse_sketch(instructions_json: str) -> tuple[tuple[Step, ...], tuple[DecisionSlot, ...]]:
-    """Steps and decision slots of a sketch; cached, do not modify.
-
-    Raises:
-        InvalidInputError: the text is not a list of steps of the form above.
-    """
+    """Steps and decision slots of a sketch; cached, do not modify. Raises InvalidInputError: not of the form above."""
     return parse_sketch_text(instructions_json)
 
 
@@ -166,11 +162,7 @@ def _list_code(field: Any) -> str:
 
 
 def from_steps(workload_id: str, steps: Sequence[Step]) -> tuple[Sketch, Program]:
-    """The sketch and the program of a list of steps, which is left as it is.
-
-    Raises:
-        InvalidInputError: as `split_steps` and `parse_sketch`.
-    """
+    """The sketch and the program of a list of steps, which stays as it is. Raises as `split_steps`, `parse_sketch`."""
     text, decisions = split_steps([list(s) if isinstance(s, list) else s for s in steps])
     instructions_json = text.decode()
     slots = parse_sketch(instructions_json)[1]
@@ -182,11 +174,7 @@ def from_steps(workload_id: str, steps: Sequence[Step]) -> tuple[Sketch, Program
 
 
 def to_steps(sketch: Sketch, decisions: Sequence[int]) -> list[Step]:
-    """The steps as TVM wrote them; the inverse of `from_steps`.
-
-    Raises:
-        InvalidInputError: the vector has not the sketch's width.
-    """
+    """The inverse of `from_steps`. Raises InvalidInputError: the vector has not the sketch's width."""
     check_width(sketch, decisions)
     parsed, slots = parse_sketch(sketch.instructions_json)
     steps: list[Step] = orjson.loads(orjson.dumps(list(parsed)))

@@ -75,13 +75,7 @@ class _Plan:
 
 
 class AnsorEncoder(Encoder):
-    """Encodes programs of the `ansor` language.
-
-    Args:
-        vocabulary: tokens of the names.
-        version: `ansor-1-cpu` or `ansor-1-gpu`, which 11 kinds there are.
-        length: L; the cropped size if None.
-        width: E; the cropped size if None.
+    """Encodes programs of the `ansor` language; L and E are the cropped size if None.
 
     Raises:
         ModelFormatError: an encoder version this release does not have.

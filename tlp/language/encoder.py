@@ -24,13 +24,8 @@ class Encoder(ABC):
     change is a *plan*, made once per sketch; N programs are then filled by numpy indexing, without a Python loop over
     programs or primitives. Encoders are immutable and may be shared between threads.
 
-    A version is a layout for ever: a model names the version it was trained with and refuses another.
-
-    Args:
-        vocabulary: numbers of kinds and words.
-        version: one of `versions`.
-        length: L, rows of a program; what does not fit is cropped.
-        width: E, numbers of a row.
+    A version is a layout for ever: a model names the version it was trained with and refuses another. Length is L,
+    rows of a program (what does not fit is cropped), width is E, numbers of a row.
 
     Raises:
         ModelFormatError: a version this release does not have.

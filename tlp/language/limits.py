@@ -158,13 +158,9 @@ def find_limits(
 ) -> Limits | None:
     """The limits of a sketch; None if it has none (every sketch for a CPU).
 
-    A limit that one of the examples breaks is not understood here, and left out.
-
-    Args:
-        sketch: with its workload's context; without arithmetic shared memory has no limit.
-        target: TVM target; None: shared memory has no limit.
-        examples: `(M, D)` programs that TVM built.
-        primes: that divide the factors of its tiles.
+    A limit that one of the examples, `(M, D)` programs that TVM built, breaks is not understood here, and left out.
+    Without a target, or without arithmetic in the sketch's context, shared memory has no limit. The primes are those
+    that divide the factors of its tiles.
 
     Raises:
         InvalidInputError: a sketch that cannot be read.

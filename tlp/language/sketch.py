@@ -69,11 +69,7 @@ Parsed = tuple[tuple[Instruction, ...], tuple[DecisionSlot, ...]]
 
 
 def decision_slots(instructions: Sequence[Instruction]) -> tuple[DecisionSlot, ...]:
-    """The slots of a list of instructions, in order.
-
-    Raises:
-        InvalidInputError: a sampling instruction without what its kind needs.
-    """
+    """The slots of a list of instructions. Raises InvalidInputError: a sampling instruction lacks what it needs."""
     slots: list[DecisionSlot] = []
     start = 0
     for index, instruction in enumerate(instructions):
@@ -111,11 +107,7 @@ def malformed(index: int, instruction: Any, why: object) -> InvalidInputError:
 
 @lru_cache(maxsize=4096)
 def parse_sketch(instructions_json: str) -> Parsed:
-    """Instructions and decision slots of a stored sketch; cached, do not modify.
-
-    Raises:
-        InvalidInputError: it is no list of instructions.
-    """
+    """Instructions and decision slots of a stored sketch; cached, do not modify. Raises InvalidInputError."""
     try:
         instructions = json.loads(instructions_json)
     except ValueError as exc:
@@ -186,11 +178,7 @@ def from_trace(workload_id: str, trace: Sequence[Any]) -> tuple[Sketch, Program]
 
 
 def to_trace(sketch: Sketch, decisions: Sequence[int]) -> list[Any]:
-    """`[instructions, decisions]` in TVM's JSON form; the inverse of `from_trace`.
-
-    Raises:
-        InvalidInputError: the vector has not the sketch's width.
-    """
+    """The inverse of `from_trace`. Raises InvalidInputError: the vector has not the sketch's width."""
     check_width(sketch, decisions)
     instructions, slots = parse_sketch(sketch.instructions_json)
     pairs: list[Any] = []

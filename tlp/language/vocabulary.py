@@ -59,15 +59,10 @@ def normalise_word(text: str) -> str:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The numbers of kinds and words.
+    """The numbers of kinds and words: each is its index in the tuple + 2."""
 
-    Attributes:
-        kinds: primitives; `kinds[i]` has number `i + 2`.
-        words: names and other text, normalised; `words[i]` has number `i + 2`.
-    """
-
-    kinds: tuple[str, ...] = DEFAULT_KINDS
-    words: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = DEFAULT_KINDS  # primitives
+    words: tuple[str, ...] = ()  # names and other text, normalised
     _kind_ids: dict[str, int] = field(init=False, repr=False, compare=False)
     _word_ids: dict[str, int] = field(init=False, repr=False, compare=False)
 

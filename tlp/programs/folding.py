@@ -21,11 +21,7 @@ def fold_batch_norm(module: nn.Module, example_args: tuple[torch.Tensor, ...]) -
 
     Where `torch.fx` cannot trace a module, its children are tried one by one, so one untraceable forward does not keep
     the rest from being folded. If the outputs for `example_args` differ by more than `TOLERANCE` afterwards, the module
-    is returned unfolded. The argument is not changed.
-
-    Args:
-        module: in eval mode.
-        example_args: inputs of `forward`.
+    is returned unfolded. The argument, in eval mode, is not changed.
     """
     import torch
 

@@ -54,7 +54,7 @@ def build_network(
 
     Args:
         name: `[a-z0-9][a-z0-9-_]{0,39}`.
-        source: see `import_relax`.
+        source: as `import_relax` takes it.
         holdout: keep it out of training; None: as `HELD_OUT` says for the name or the builtin.
         on_progress: called with what is being done now.
 

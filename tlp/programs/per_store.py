@@ -49,13 +49,9 @@ _NO_ROWS: Final[Rows] = np.empty((0, WIDTH), np.float32)
 
 
 class PerStoreFeatures:
-    """Per-store features for one target.
+    """Per-store features for one target, of programs as compiled, or (not `postprocessed`) as their traces state them.
 
-    Args:
-        store: holds the programs' workloads.
-        target: TVM target as a dict; the same program may be built otherwise for another.
-        folder: of the cache of all targets, `Settings.cache_dir / "per-store"`.
-        postprocessed: of the program that is compiled; False: as its trace states it, post-processors not run.
+    The folder is of the cache of all targets, `Settings.cache_dir / "per-store"`.
     """
 
     def __init__(
@@ -74,11 +70,7 @@ class PerStoreFeatures:
     def get(self, programs: Programs, *, label: str = "features") -> list[Rows]:
         """Features of programs; what is not on disk is extracted, with progress on stderr, and put there.
 
-        Interrupted, it keeps what was extracted and raises what interrupted it.
-
-        Args:
-            programs: of any workloads.
-            label: what the progress is called.
+        Interrupted, it keeps what was extracted.
 
         Returns:
             Per program `(stores, WIDTH)` float32, not to be written to; `(0, WIDTH)`: TVM cannot replay the program.

@@ -65,11 +65,8 @@ def apply_trace(module: Any, sketch: Sketch, decisions: Sequence[int]) -> Any:
 class DesignSpace:
     """The programs MetaSchedule's default rules give for one workload on one target.
 
-    Not thread-safe; cheap to make (tens of milliseconds after the first in a process, which loads TVM).
-
-    Args:
-        workload: with a module this TVM can read.
-        target: TVM target as a dict. Sketches depend on it (vector width, `num-cores`).
+    Not thread-safe; cheap to make (tens of milliseconds after the first in a process, which loads TVM). Sketches depend
+    on the target (vector width, `num-cores`).
 
     Raises:
         InvalidInputError: TVM cannot read the module, or refuses the target.

@@ -203,10 +203,10 @@ def make_tune_context(
 
     Args:
         module: TIR module with one function, `main`.
-        target: TVM target as a dict; `num-cores` is required for llvm.
+        target: `num-cores` is required for llvm.
         strategy: `replay-trace` or `evolutionary`.
         seed: any non-negative integer; same seed, same candidates as long as `threads` is 1.
-        threads: threads of the C++ search.
+        threads: of the C++ search.
 
     Raises:
         InvalidInputError: TVM refuses the target or the module.

@@ -13,16 +13,12 @@ from tlp.programs.tvm import blocks_of, map_tvm_errors
 
 
 def workload_from_module(name: str, module: Any) -> Workload:
-    """The workload of a TIR module with one function, `main`.
+    """The workload of a TIR module with one function, `main`, as `meta_schedule` normalises it.
 
     The key is the structural hash with the shapes of the arguments and the names of the blocks, not the module's JSON:
     names of variables come from the network that the subgraph was cut from, and the same convolution in two networks is
-    one workload. Block names count, because schedule primitives refer to blocks by name.
-
-    Args:
-        name: as TVM names the task, e.g. `fused_conv2d_add_relu3`; the numbers, which only tell tasks of one
-            network apart, are dropped.
-        module: `tvm.IRModule` as `meta_schedule` normalises it.
+    one workload. Block names count, because schedule primitives refer to blocks by name. Numbers in TVM's name of the
+    task (`fused_conv2d_add_relu3`) only tell tasks of one network apart and are dropped.
 
     Raises:
         InvalidInputError: it has no function `main` with static shapes.
