@@ -5,21 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from storage import Device
 from tlp.core.errors import InvalidInputError, ModelFormatError, NotFoundError
 from tlp.core.fleet import Fleet
-from tlp.core.registry import ModelRegistry
+from tlp.core.registry import ModelRegistry, ResolvedModel
 from tlp.core.settings import Settings
 from tlp.fleet.counts import more_held_out
+from tlp.language.encoders import language_of
+from tlp.model.checkpoint import Checkpoint
+from tlp.model.nearest import nearest_head
 from tlp.registry import model_name
+from tlp.registry.versions import find_champion
+from tlp.training.data.holdout import choose_holdout
+from tlp.training.judge import plots
+from tlp.training.judge.compare import TRAINED, Baselines, snapshot_of, train_baselines
+from tlp.training.judge.evaluate import CheckpointScorer, EvaluationReport, PredictorResult, Scorer, evaluate
+from tlp.training.judge.intervals import with_intervals
 from tlp.training.kinds import TRAINED_KINDS, scorer_of
-
-if TYPE_CHECKING:
-    from tlp.core.registry import ResolvedModel
-    from tlp.model.checkpoint import Checkpoint
-    from tlp.training.judge.evaluate import Scorer
+from tlp.training.plan import keys_of
 
 BASELINES = ("random", "xgb", "mlp", "single", "felix")
 PREDICTOR = "mtl-tlp"
@@ -42,8 +47,6 @@ def evaluate_version(
     and `mlp`: on a device where one of them is compared, no predictor is asked about it (`left_out` counts them).
 
     Args:
-        store: the store.
-        settings: where the registry is, training options, torch's threads and device.
         ref: `champion`, another alias, or a version number.
         baselines: out of `BASELINES`; random choice is always there.
         family: ISA family; None: every one that has samples and such a version that can be read.
@@ -61,26 +64,16 @@ def evaluate_version(
         ModelFormatError: no family has one that this release can read.
         RegistryError: the registry is at fault.
     """
-    unknown = [name for name in baselines if name not in BASELINES]
-    if unknown:
-        raise InvalidInputError(
-            f"baseline {unknown[0]!r} is not in this release, there is {', '.join(BASELINES)}",
-            next_command="tlp evaluate --baseline random",
-        )
+    _require_known(baselines)
     if plot is not None:
         _require_writable(plot)
     counts = fleet.store.device_counts()
     measured = [device for device in fleet.store.list_devices() if counts[device.name].samples_ok]
-    from tlp.training.plan import keys_of
-
     key_of = keys_of(fleet.store, measured)
     keys = sorted({key_of[device.name] for device in measured if family in (None, device.family)})
     if not keys:
         of = "" if family is None else f" of family {family!r}"
         raise NotFoundError(f"no device{of} has samples to evaluate on", next_command="tlp device list")
-
-    from tlp.training.judge.evaluate import EvaluationReport, PredictorResult
-    from tlp.training.judge.intervals import with_intervals
 
     fleet.registry.reconcile()
     resolved, skipped = _resolve(fleet.registry, keys, ref)
@@ -112,11 +105,18 @@ def evaluate_version(
         for device, predictors in results.items()
     }
     if plot is not None:
-        from tlp.training.judge import plots
-
         drawn = plots.top_k_curves(EvaluationReport(results, mark), plot, seed=fleet.settings.seed)
         report["plot"] = str(drawn.absolute())
     return report
+
+
+def _require_known(baselines: Sequence[str]) -> None:
+    unknown = [name for name in baselines if name not in BASELINES]
+    if unknown:
+        raise InvalidInputError(
+            f"baseline {unknown[0]!r} is not in this release, there is {', '.join(BASELINES)}",
+            next_command="tlp evaluate --baseline random",
+        )
 
 
 def default_plot(settings: Settings, ref: str) -> Path:
@@ -143,8 +143,6 @@ def _resolve(
     registry: ModelRegistry, families: Sequence[str], ref: str
 ) -> tuple[dict[str, tuple[ResolvedModel, Checkpoint]], dict[str, str]]:
     """The version of each family and why the others have none that can be used; raises that if no family has one."""
-    from tlp.model.checkpoint import Checkpoint
-
     resolved: dict[str, tuple[ResolvedModel, Checkpoint]] = {}
     missing: dict[str, NotFoundError | ModelFormatError] = {}
     for name in families:
@@ -161,8 +159,6 @@ def _resolve(
 
 def _promoted(fleet: Fleet, kind: str, key: str, report: dict[str, Any]) -> dict[str, Scorer]:
     """The champion of another kind of model beside MTL-TLP's under a key; none, with a note, if none can be used."""
-    from tlp.registry.versions import find_champion
-
     try:
         champion = find_champion(fleet.registry, f"{kind}-{key}")
     except ModelFormatError as exc:
@@ -185,12 +181,6 @@ def _evaluate_model(
     beside: Mapping[str, Scorer],
 ) -> dict[str, Any]:
     """Results per device and predictor; what happened on the way goes into `report`."""
-    from tlp.language.encoders import language_of
-    from tlp.model.nearest import nearest_head
-    from tlp.training.data.holdout import choose_holdout
-    from tlp.training.judge.compare import TRAINED, Baselines, snapshot_of, train_baselines
-    from tlp.training.judge.evaluate import CheckpointScorer, evaluate
-
     language = language_of(checkpoint.encoder_version)
     version = CheckpointScorer(
         checkpoint, threads=fleet.settings.torch_threads, torch_device=fleet.settings.torch_device

@@ -125,8 +125,8 @@ def choose_language(counts: Mapping[str, Mapping[str, int]], devices: Collection
         counts: what `MeasurementStore.sample_languages` returns.
         devices: names.
     """
-    held = {language for name in devices for language in counts.get(name, {})}
-    return ANSOR if ANSOR in held and METASCHEDULE not in held else METASCHEDULE
+    spoken = {language for name in devices for language in counts.get(name, {})}
+    return ANSOR if ANSOR in spoken and METASCHEDULE not in spoken else METASCHEDULE
 
 
 def build_dataset(
@@ -170,16 +170,8 @@ def build_dataset(
     measured = store.programs_with_latency(devices=list(devices), watermark=mark)
     counts = dict.fromkeys(devices, 0) | dict(measured.group_by("device").agg(pl.col("samples").sum()).iter_rows())
     measured = measured.filter(wanted)
-    if measured.height == 0:
-        raise InvalidInputError(
-            f"there is nothing to train on: {', '.join(devices)} have no samples outside the held-out workloads",
-            next_command=more_samples(rows[0], 500) if rows else "tlp device list",
-        )
-    programs = (
-        measured.select("workload_id", "sketch_id", "program_id", "decisions")
-        .unique("program_id", keep="first")
-        .sort("workload_id", "sketch_id", "program_id")
-    )
+    _require_some(measured, rows)
+    programs = _programs(measured)
     used = programs["sketch_id"].unique().sort().to_list()
     kept = tuple(sketches[sketch_id] for sketch_id in used)
     _warn_of_missing_arithmetic(version, kept)
@@ -213,6 +205,24 @@ def build_dataset(
         watermark=mark,
         holdout=held,
         best_latency_s=fastest,
+    )
+
+
+def _require_some(measured: pl.DataFrame, devices: Sequence[Device]) -> None:
+    if measured.height == 0:
+        names = ", ".join(device.name for device in devices)
+        raise InvalidInputError(
+            f"there is nothing to train on: {names} have no samples outside the held-out workloads",
+            next_command=more_samples(devices[0], 500) if devices else "tlp device list",
+        )
+
+
+def _programs(measured: pl.DataFrame) -> pl.DataFrame:
+    """One row per program, in an order that does not depend on when its samples came in."""
+    return (
+        measured.select("workload_id", "sketch_id", "program_id", "decisions")
+        .unique("program_id", keep="first")
+        .sort("workload_id", "sketch_id", "program_id")
     )
 
 
