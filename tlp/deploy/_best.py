@@ -15,8 +15,10 @@ from tlp.core.errors import DeviceError, UserError
 from tlp.core.fleet import Fleet
 from tlp.core.processes import clear_leftovers
 from tlp.deploy._measure import max_abs_error, run_libraries, run_torch
+from tlp.exchange.metaschedule.exporting import export_metaschedule
 from tlp.fleet.locks import device_lock
 from tlp.measure.endpoint import endpoint_of
+from tlp.programs.networks import import_relax
 from tlp.programs.tvm import map_tvm_errors
 
 if TYPE_CHECKING:
@@ -121,9 +123,6 @@ def _best(
     scratch: Path,
     say: Callable[[str], None],
 ) -> BestReport:
-    from tlp.exchange.metaschedule.exporting import export_metaschedule  # imports tvm
-    from tlp.programs.networks import import_relax
-
     say("write the database")
     ids = [task.workload_id for task in network.tasks]
     exported = export_metaschedule(fleet.store, scratch / "database", device.name, workload_ids=ids)

@@ -25,6 +25,7 @@ from tlp.core.processes import held_signals
 from tlp.measure import measure_input
 from tlp.measure.canary import CanaryWatch
 from tlp.measure.recorder import Recorder
+from tlp.programs.space import DesignSpace
 from tlp.search.opening import Tuning
 from tlp.search.report import Remeasured
 from tlp.search.tasks import TaskState
@@ -104,8 +105,6 @@ def _rebuild(tuning: Tuning, tasks: Sequence[TaskState], chosen: Sequence[Row]) 
     """Candidates of measured programs by program_id; one that cannot be built any more is left out, and logged."""
     if not chosen:
         return {}
-    from tlp.programs.space import DesignSpace
-
     store, device = tuning.fleet.store, tuning.device
     workloads = {task.workload_id: task.workload for task in tasks}
     ids = sorted({row["workload_id"] for row in chosen})

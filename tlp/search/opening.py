@@ -16,11 +16,13 @@ from pydantic import BaseModel, ConfigDict
 from storage import Device, Network, Sketch, Workload
 from tlp.core.fleet import Fleet
 from tlp.measure import Proposer, Runner
+from tlp.programs.space import DesignSpace
 from tlp.search.adaptation import MEMORY, Adaptation, Measured, TaskAdaptation
 from tlp.search.array_scores import ArrayScores
 from tlp.search.array_search import ArraySearch
 from tlp.search.proposers import RandomProposer
 from tlp.search.providers import CostModelProvider
+from tlp.search.tvm_search import TVMEvolutionarySearch
 
 if TYPE_CHECKING:
     from tlp.programs.space import DesignSpace
@@ -92,8 +94,6 @@ class Task:
     @cached_property
     def space(self) -> DesignSpace:
         """Its programs. Raises InvalidInputError if it has no design space on the device's target."""
-        from tlp.programs.space import DesignSpace
-
         return DesignSpace(self._workload, self._tuning.device.target)
 
     @cached_property
@@ -176,8 +176,6 @@ class TVMSearch(Search):
 
     def open(self, task: Task) -> Proposer:
         """See `Search.open`."""
-        from tlp.search.tvm_search import TVMEvolutionarySearch
-
         params = self.tuning.params
         return TVMEvolutionarySearch(
             task.space,

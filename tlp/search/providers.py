@@ -15,6 +15,9 @@ import numpy.typing as npt
 from storage import Device, Sketch
 from tlp.core.errors import InvalidInputError
 from tlp.core.fleet import Fleet
+from tlp.model.checkpoint import Checkpoint
+from tlp.model.inference import Precision
+from tlp.model.predictor import Predictor
 from tlp.registry import CHAMPION
 from tlp.search.adaptation import Pool
 from tlp.search.cost_model import Degraded, Scorer, TLPCostModel
@@ -198,10 +201,6 @@ def open_provider(ref: str, fleet: Fleet, device: Device) -> CostModelProvider:
 
 
 def _load_scorer(version: ResolvedModel, *, device: Device, settings: Settings) -> Scorer:
-    from tlp.model.checkpoint import Checkpoint  # imports torch
-    from tlp.model.inference import Precision
-    from tlp.model.predictor import Predictor
-
     checkpoint = Checkpoint.load(version.checkpoint_dir)
 
     def predictor(precision: Precision) -> Predictor:

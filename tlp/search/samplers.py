@@ -10,10 +10,14 @@ from tlp.core.errors import InvalidInputError, ModelFormatError, NotFoundError, 
 from tlp.core.fleet import Fleet
 from tlp.core.progress import say
 from tlp.measure import Proposer
+from tlp.model.checkpoint import Checkpoint
+from tlp.model.nearest import similarity
+from tlp.model.predictor import Predictor
 from tlp.programs.space import DesignSpace
 from tlp.search.array_scores import ScoreArrays
 from tlp.search.array_search import ArraySearch
 from tlp.search.proposers import PerWorkload, RandomProposer
+from tlp.search.select import Guides, SelectProposer
 
 POPULATION: Final = 512  # of the evolutionary sampler
 GENERATIONS: Final = 3
@@ -37,9 +41,6 @@ def open_evolutionary(fleet: Fleet, device: Device) -> Proposer:
     Raises:
         RegistryUnavailableError: MLflow does not answer.
     """
-    from tlp.model.checkpoint import Checkpoint  # imports torch
-    from tlp.model.predictor import Predictor
-
     try:
         predictor = Predictor(
             Checkpoint.load(fleet.registry.resolve(device.family, device.name).checkpoint_dir),
@@ -69,8 +70,6 @@ def likely_fast(
 
 def open_select(fleet: Fleet, device: Device) -> Proposer:
     """Representative, new, uncertain and promising programs (`tlp.search.select`)."""
-    from tlp.search.select import Guides, SelectProposer
-
     guides = Guides(fleet.store, device.name, _relatives(fleet.store, device), fleet.settings.seed)
     return _per_space(device.target, lambda space: SelectProposer(space, guides, fleet.settings.seed))
 
@@ -81,8 +80,6 @@ def _per_space(target: Mapping[str, Any], open_proposer: Callable[[DesignSpace],
 
 def _relatives(store: MeasurementStore, device: Device) -> list[str]:
     """Devices of the family with samples, the most similar first."""
-    from tlp.model.nearest import similarity
-
     counts = store.device_counts()
     family = [
         other

@@ -17,6 +17,7 @@ from tlp.core.home import check_home, open_home
 from tlp.core.settings import Settings, get_settings
 from tlp.measure import enroll
 from tlp.measure.endpoint import open_runner
+from tlp.programs import targets
 from tlp.registry import Registry
 
 _DISTRIBUTION: Final = "tlp-fleet"
@@ -100,8 +101,6 @@ def store_reads(home: Home) -> str:
 
 def cpu_target(_home: Home) -> str:
     """What this machine's CPU is to LLVM."""
-    from tlp.programs import targets
-
     target = targets.detect_local_target()
     masked = [feature for feature in target.get("mattr", []) if feature.startswith("-")]
     note = f"; {len(masked)} features that {target['mcpu']} implies are switched off here" if masked else ""

@@ -1,1 +1,1 @@
-"""."""
+"""From the store to arrays: snapshot, hold-out, data set."""

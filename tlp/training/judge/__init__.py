@@ -1,1 +1,1 @@
-"""."""
+"""Judging a version: scores on held-out networks, baselines, intervals, the gate."""

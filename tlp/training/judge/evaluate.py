@@ -22,6 +22,7 @@ import polars as pl
 from storage import Device, MeasurementStore, Sketch
 from tlp.core.errors import InvalidInputError
 from tlp.language.sketch import LANGUAGE
+from tlp.model.predictor import Predictor
 from tlp.training.data.holdout import Holdout, choose_holdout
 
 MAX_K = 10
@@ -139,8 +140,6 @@ class CheckpointScorer(Scorer):
 
     def score(self, device: Device, programs: Sequence[tuple[Sketch, Sequence[int]]]) -> npt.NDArray[np.floating[Any]]:
         """See `Scorer.score`. Raises InvalidInputError (no head may stand in for the device)."""
-        from tlp.model.predictor import Predictor
-
         if device.name not in self._predictors:
             self._predictors[device.name] = Predictor(
                 self._checkpoint,

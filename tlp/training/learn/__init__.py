@@ -1,1 +1,1 @@
-"""."""
+"""Learning: strategies, trainer, surrogate models."""
