@@ -90,7 +90,6 @@ def _samples(row: Row) -> str:
 
 
 def _noise_floor(noise: Row) -> str:
-    """How far two measurements of the same program are apart, in words."""
     parts = []
     if noise["dispersion"] is not None:
         parts.append(f"repeats ±{noise['dispersion']:.1%} (median of the newest {noise['measurements']} measurements)")
@@ -103,7 +102,6 @@ def _noise_floor(noise: Row) -> str:
 
 
 def _live_quality(live: Row) -> str:
-    """A version's live quality on a device, in words."""
     if live["pair_accuracy"] is None:
         return f"{live['rounds']} rounds, no pairs yet"
     text = f"{live['pair_accuracy']:.1%} of pairs right in the newest of {live['rounds']} rounds"

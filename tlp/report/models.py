@@ -71,11 +71,10 @@ def history(rows: Sequence[Row], *, verbose: bool = False) -> list[RenderableTyp
     """Moves of aliases, one table per model; reasons in full if `verbose`."""
     if not rows:
         return ["no alias was ever moved; try: tlp train"]
-    short = () if verbose else REASON
-    return [
-        table(model, [row for row in rows if row["model"] == model], _MOVES, short=short)
-        for model in dict.fromkeys(row["model"] for row in rows)
-    ]
+    models: dict[str, list[Row]] = {}
+    for row in rows:
+        models.setdefault(row["model"], []).append(row)
+    return [table(model, moves, _MOVES, short=() if verbose else REASON) for model, moves in models.items()]
 
 
 def gate(report: Row, *, verbose: bool = False) -> list[RenderableType]:
@@ -123,15 +122,12 @@ def evaluation(report: Row) -> list[RenderableType]:
         for device, baselines in report["trained"].items()
         for name, facts in baselines.items()
     ]
-    left = [
-        f"{device}: {count} held-out programs that TVM cannot replay are left out for all predictors"
-        for device, count in report["left_out"].items()
-    ]
+    unreplayable = "held-out programs that TVM cannot replay are left out for all predictors"
     return [
         table("held-out networks", rows, _SCORES),
         table("how far the model is ahead, paired by task", paired, _AHEAD),
         *trained,
-        *left,
+        *(f"{device}: {count} {unreplayable}" for device, count in report["left_out"].items()),
         *report["notes"],
         *(f"family {family} skipped: {reason}" for family, reason in report["skipped"].items()),
         *([f"top-k curves: {report['plot']}"] if report["plot"] else []),
@@ -139,6 +135,5 @@ def evaluation(report: Row) -> list[RenderableType]:
 
 
 def _with_interval(values: Row, key: str, sign: str = "") -> str:
-    """A score and its interval, `0.643 [0.530, 0.741]`."""
     low, high = values[f"{key}_interval"]
     return f"{values[key]:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"

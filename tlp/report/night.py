@@ -68,11 +68,7 @@ def _flat(value: Any) -> str:
 
 
 def left_out(reasons: Mapping[str, str]) -> list[str]:
-    """What is in no pair, one line per kind and reason: a data set brings a dozen networks, all for the same one.
-
-    Args:
-        reasons: `network NAME` or `device NAME` → why.
-    """
+    """What is in no pair (`network NAME` or `device NAME` → why), one line per kind and reason."""
     groups: dict[tuple[str, str], list[str]] = {}
     for key, why in reasons.items():
         kind, _, name = key.partition(" ")
@@ -99,7 +95,6 @@ def dry_run(report: Row) -> list[RenderableType]:
 
 
 def _verdict(report: Row) -> str:
-    """The last line, without the reasons that stand above it."""
     due = sum(pair["due"] for pair in report["pairs"])
     if report["waiting"]:  # a night of which no pair had its turn
         return str(report["reason"])
@@ -110,20 +105,19 @@ def _verdict(report: Row) -> str:
 
 def outcome(report: Row, *, verbose: bool = False) -> list[RenderableType]:
     """The answer of `tlp tune --due`; how each pair ended in full if `verbose`."""
-    lines = rows(report)
-    parts: list[RenderableType] = []
-    if lines:
-        parts.append(table("pairs", lines, _COLUMNS, short=() if verbose else ("ended",)))
-    parts += [f"! {text}" for text in report["warnings"]]
-    parts += [f"! {row['network']} on {row['device']}: {text}" for row in report["tuned"] for text in row["warnings"]]
-    return [*parts, report["reason"]]
+    lines, short = rows(report), () if verbose else ("ended",)
+    return [
+        *([table("pairs", lines, _COLUMNS, short=short)] if lines else []),
+        *(f"! {text}" for text in report["warnings"]),
+        *(f"! {row['network']} on {row['device']}: {text}" for row in report["tuned"] for text in row["warnings"]),
+        report["reason"],
+    ]
 
 
 def draw(curves: Mapping[str, Sequence[tuple[int, float]]], path: Path) -> Path:
-    """Estimated latency, relative to where each pair began, against programs measured. Returns `path`.
+    """Draw the estimated latency, relative to where each pair began, against programs measured. Returns `path`.
 
-    Args:
-        curves: `NETWORK/DEVICE` → (programs measured, seconds), at least one point each.
+    `curves`: `NETWORK/DEVICE` → (programs measured, seconds), at least one point each.
     """
     with panels(path, 1, width=6.4, height=4.0) as axes:
         axis = axes[0][0]

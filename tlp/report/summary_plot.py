@@ -19,15 +19,10 @@ def draw(
     estimates_s: Sequence[float],
     latencies_s: Mapping[str, float],
 ) -> Path:
-    """Three panels side by side, saved as PNG. Returns `path`.
+    """Three panels side by side, saved as PNG at `path`, which is returned.
 
-    Args:
-        device: where this was measured.
-        network: what was tuned.
-        predictors: predictor → `{"curve": [top-1, top-2, …]}` on the held-out networks.
-        trials: programs measured after each tuning round.
-        estimates_s: estimated latency of the network then, seconds.
-        latencies_s: measured latencies of the whole network, seconds, by what was measured (`untuned`, `tuned`, …).
+    `predictors` have the `curve` (top-1, top-2, …) on held-out networks. `estimates_s` are those after `trials`,
+    one each per tuning round. `latencies_s` of the whole network are by what was measured (`untuned`, `tuned`, …).
     """
     with panels(path, 3, width=4.3, height=3.8) as axes:
         ranking, tuning, bars = axes[0]

@@ -14,8 +14,7 @@ Row = Mapping[str, Any]
 Columns = Sequence[str | tuple[str, str | Callable[[Row], Any]]]
 """A key of the rows, which is the heading too; or a heading with the key or the function that gives the value."""
 
-REASON: Final = ("reason",)
-"""`short` of the tables whose only long column is the reason."""
+REASON: Final = ("reason",)  # `short` of the tables whose only long column is the reason
 
 
 def latency(seconds: float | None) -> str:
@@ -61,20 +60,9 @@ def pairs(row: Row, columns: Columns) -> list[tuple[str, Any]]:
 
 
 def table(title: str, rows: Sequence[Row], columns: Columns, *, short: Collection[str] = ()) -> Table:
-    """A table with a heading: text to the left, numbers to the right.
-
-    Args:
-        short: columns that get one line per row, cut where the page ends.
-    """
-    built = Table(
-        title=title or None,
-        title_justify="left",
-        header_style="bold",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        collapse_padding=True,
-    )
+    """A table with a heading: text to the left, numbers to the right; `short` columns are cut where the page ends."""
+    built = Table(title=title or None, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD)
+    built.show_edge, built.pad_edge, built.collapse_padding = False, False, True
     lines = [[value for _, value in pairs(row, columns)] for row in rows]
     headings = [column if isinstance(column, str) else column[0] for column in columns]
     for index, heading in enumerate(headings):
@@ -86,11 +74,7 @@ def table(title: str, rows: Sequence[Row], columns: Columns, *, short: Collectio
 
 
 def facts(rows: Iterable[tuple[str, Any]], *, title: str = "", short: Collection[str] = ()) -> Table:
-    """Names and values in two columns without a heading.
-
-    Args:
-        short: names whose values get one line, cut where the page ends.
-    """
+    """Names and values in two columns without a heading; values of `short` names are cut where the page ends."""
     built = Table(title=title or None, title_justify="left", show_header=False, box=None, pad_edge=False)
     built.add_column(style="bold")
     built.add_column(overflow="fold")

@@ -38,12 +38,7 @@ _AGAIN: Columns = (
 
 
 def task_table(rows: Sequence[Row], *, title: str = "", current: int | None = None) -> Table:
-    """Columns as MetaSchedule's task scheduler has them, and failed, best at trial, elapsed.
-
-    Args:
-        rows: `tasks` of `tlp tune --json`.
-        current: index of the task at work.
-    """
+    """The `tasks` of `tlp tune --json` as MetaSchedule's task scheduler shows them; `current` is at work."""
     lines = [{**row, "task": f"{'> ' if index == current else ''}{row['task']}"} for index, row in enumerate(rows)]
     return table(title, lines, COLUMNS)
 
@@ -54,13 +49,7 @@ def _speed(flop: float, latency_s: float | None) -> str:
 
 @contextmanager
 def follow(label: str, total: int, *, every: int) -> Iterator[Callable[[TuningProgress], None]]:
-    """Show a tuning run on stderr: a table and a bar on a terminal, else one line per `every` programs.
-
-    Args:
-        label: what is being done.
-        total: programs to measure.
-        every: without a terminal, one line per so many programs.
-    """
+    """Show a run of `total` programs on stderr: a table and a bar on a terminal, else one line per `every` programs."""
     if not sys.stderr.isatty():
         with track(label, total, every=every) as update:
             yield lambda p: update(p.trials, note(p), total=p.total)
@@ -72,8 +61,7 @@ def follow(label: str, total: int, *, every: int) -> Iterator[Callable[[TuningPr
 
         def update_table(p: TuningProgress) -> None:
             progress.update(number, completed=p.trials, total=p.total, note=note(p))
-            shown: RenderableType = Group(task_table([row.to_json() for row in p.rows], current=p.current), progress)
-            live.update(shown)
+            live.update(Group(task_table([row.to_json() for row in p.rows], current=p.current), progress))
 
         yield update_table
         live.update(progress)  # the answer has the table

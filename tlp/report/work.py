@@ -41,11 +41,9 @@ def measure_report(report: Row) -> RenderableType:
 def bootstrap_report(report: Row, *, verbose: bool = False) -> list[RenderableType]:
     """The answer of `tlp bootstrap`."""
     measured = report["measured"]
-    rows = [
-        ("device", f"{measured['device']} ({plain(report['enrolled']['target'])})"),
-        ("samples", f"{measured['samples_ok']} of {measured['min_samples']}, {measured['ok']} of them now"),
-    ]
-    return [facts(rows), *train_report(report["trained"], verbose=verbose)]
+    device = f"{measured['device']} ({plain(report['enrolled']['target'])})"
+    samples = f"{measured['samples_ok']} of {measured['min_samples']}, {measured['ok']} of them now"
+    return [facts([("device", device), ("samples", samples)]), *train_report(report["trained"], verbose=verbose)]
 
 
 def best_report(report: Row) -> RenderableType:
@@ -61,10 +59,8 @@ def import_report(report: Row) -> list[RenderableType]:
     """The answer of `tlp import`."""
     skipped = len(report["skipped"]) + report["more_skipped"]
     shown = report["skipped"][:_SKIPPED_SHOWN]
-    lines = [
-        f"{count} measurement(s) can be trained on, but not built here: {reason}"
-        for reason, count in report["not_replayable"].items()
-    ]
+    unbuilt = report["not_replayable"].items()
+    lines = [f"{count} measurement(s) can be trained on, but not built here: {reason}" for reason, count in unbuilt]
     for item in shown:
         place = f"line {item['line']}" + (f" of {item['file']}" if item["file"] else "")
         lines.append(f"skipped {place}: {item['reason']}")
@@ -87,6 +83,7 @@ def demo_report(report: Row) -> list[RenderableType]:
     """The end of `tlp demo`."""
     top, target, network = report["evaluation"], report["target"], report["network"]
     champion = " (champion)" if report["promoted"] else ""
+    tuned = f"{latency(report['tuned_latency_s'])} ({report['speedup']:.2f} times as fast)"
     rows = [
         ("device", f"{report['device']} ({target.get('mcpu')}, {target.get('num-cores')} core(s))"),
         ("samples measured here", report["samples_ok"]),
@@ -96,10 +93,7 @@ def demo_report(report: Row) -> list[RenderableType]:
         ("top-1 / top-5, held-out networks", f"{score(top['top1'])} / {score(top['top5'])}"),
         ("random choice", f"{score(top['random_top1'])} / {score(top['random_top5'])}"),
         (f"{network} untuned", latency(report["untuned_latency_s"])),
-        (
-            f"{network} tuned with version {report['tuned_with']}",
-            f"{latency(report['tuned_latency_s'])} ({report['speedup']:.2f} times as fast)",
-        ),
+        (f"{network} tuned with version {report['tuned_with']}", tuned),
         (f"{network} in torch", latency(report["torch_latency_s"])),
         ("largest difference to torch", f"{report['max_abs_error']:.1e}"),
         ("took", duration(report["seconds"])),

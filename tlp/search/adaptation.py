@@ -104,9 +104,7 @@ class TaskAdaptation:
     def scores(self, pool: Pool, version: object, sketch: Sketch, rows: Integers) -> Floats:
         """`(N, D)` programs of one sketch → `(N,)` expected -log2(latency), higher = faster.
 
-        Args:
-            pool: the model in force.
-            version: which one; what was learned is worked out anew if it is another one than before.
+        `pool` is the model in force. If its `version` is another than before, what was learned is worked out anew.
         """
         scores, hidden = _gathered(pool, [(sketch, rows)])
         return self.posterior(pool, version).mean(scores, hidden)

@@ -44,15 +44,9 @@ class ArrayModel:
 class ArrayScores(ArrayModel):
     """The model of a tuning run, for one task.
 
-    **Never raises, never returns a non-finite score**, as `TLPCostModel`: whatever goes wrong, random scores stand in
-    and `degraded` counts it. Only a waiting Ctrl-C or SIGTERM ends it (`tlp.core.processes`).
-
-    Args:
-        scorer: called anew for every batch: the scorer in force. One with `pooled` (`DeviceScorer`) is asked for
-            arrays; any other scores the programs one by one and cannot be adapted.
-        degraded: shared by the cost models of a run.
-        adaptation: what the run has learned of this task; None: the model is used as it is.
-        seed: of the random scores.
+    **Never raises, never returns a non-finite score**, as `TLPCostModel`: whatever goes wrong, random scores
+    stand in and `degraded` counts it. Only Ctrl-C or SIGTERM ends it. `scorer` is called for every batch. A
+    scorer with `pooled` is asked for arrays; any other scores programs one by one and cannot be adapted.
     """
 
     def __init__(
@@ -64,9 +58,7 @@ class ArrayScores(ArrayModel):
         seed: int = 0,
     ) -> None:
         super().__init__(self._scores)
-        self._scorer = scorer
-        self._degraded = degraded
-        self._adaptation = adaptation
+        self._scorer, self._degraded, self._adaptation = scorer, degraded, adaptation
         self._rng = np.random.default_rng(seed)
 
     def prepare(self, programs: Programs) -> None:

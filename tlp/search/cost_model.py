@@ -50,8 +50,7 @@ class Degraded:
 class ScoreScale:
     """Increasing map from raw scores to positive ones, fixed by the first batch it sees.
 
-    `softplus((x - median) / spread)` of that batch: middling programs get about 0.7, good ones grow linearly, bad ones
-    tend to 0.
+    `softplus((x - median) / spread)` of that batch: middling programs get about 0.7, bad ones tend to 0.
     """
 
     def __init__(self) -> None:
@@ -94,8 +93,7 @@ class TraceReader:
     def read(self, schedule: Any) -> tuple[Sketch, tuple[int, ...]]:
         """Sketch and decision vector, equal to those of `DesignSpace.from_schedule(schedule)`.
 
-        Raises:
-            InvalidInputError: no trace, or a sampling instruction without a decision of its width.
+        Raises InvalidInputError: no trace, or a sampling instruction without a decision of its width.
         """
         from tvm.s_tir.schedule import Trace
 
@@ -103,8 +101,7 @@ class TraceReader:
             raise InvalidInputError("the schedule was made without a trace")
         trace = schedule.trace.simplified(remove_postproc=True)
         instructions = list(trace.insts)
-        # The printed form without decisions names every instruction with all inputs and attributes: equal text, equal
-        # sketch. It is the cheapest such thing that TVM offers.
+        # The printed form without decisions names every instruction with its inputs and attributes: equal text = sketch.
         key = str(Trace(instructions, {}))
         if key not in self._sketches:
             sketch = self._space.from_schedule(schedule).sketch
@@ -125,21 +122,14 @@ class TLPCostModel:
 
     **Never raises, never returns a non-finite score**: whatever goes wrong (a trace that cannot be read, a model that
     raises, returns NaN or the wrong number of scores), the batch gets random scores and `degraded` counts it. Only
-    a waiting Ctrl-C or SIGTERM ends it (`tlp.core.processes`). Frozen: `update` learns nothing.
-
-    Args:
-        space: the design space whose programs are scored.
-        scorer: called anew for every batch: returns the scorer in force and the version of its model.
-        degraded: shared by the cost models of a run.
-        seed: of the random scores.
+    a waiting Ctrl-C or SIGTERM ends it. Frozen: `update` learns nothing. `scorer` is called for every batch and returns
+    the scorer in force with the version of its model; `degraded` is shared by the cost models of a run.
     """
 
     def __init__(
         self, space: DesignSpace, scorer: Callable[[], tuple[Scorer, str]], degraded: Degraded, *, seed: int = 0
     ) -> None:
-        self._reader = TraceReader(space)
-        self._scorer = scorer
-        self._degraded = degraded
+        self._reader, self._scorer, self._degraded = TraceReader(space), scorer, degraded
         self._rng = np.random.default_rng(seed)
         self._scale = ScoreScale()
         self._version: str | None = None
@@ -167,8 +157,6 @@ class TLPCostModel:
 
         @derived_object
         class Bridge(PyCostModel):  # type: ignore[misc]  # tvm has no types
-            """`PyCostModel` around `TLPCostModel`."""
-
             def load(self, path: str) -> None:
                 """Nothing: the model comes from the registry."""
 
@@ -179,7 +167,6 @@ class TLPCostModel:
                 """Nothing: the model is frozen while it tunes."""
 
             def predict(self, context: Any, candidates: Any) -> NDArray[np.float64]:
-                """See `TLPCostModel.predict`."""
                 return outer.predict([candidate.sch for candidate in candidates])
 
         return Bridge()

@@ -14,11 +14,8 @@ from tlp.search.tasks import TaskState
 class TuningProgress:
     """Where a run stands; handed to `on_progress` after every measured program.
 
-    Attributes:
-        rows: all tasks in the network's order.
-        current: index of the task at work.
-        trials: programs measured so far, earlier parts of a resumed run included.
-        total: the budget.
+    `rows` are all tasks in the network's order, `current` is the index of the one at work. `trials` are the programs
+    measured so far, earlier parts of a resumed run included; `total` is the budget.
     """
 
     rows: tuple[TaskState, ...]
@@ -43,14 +40,10 @@ def estimate(tasks: Sequence[TaskState]) -> float | None:
 
 @dataclass(frozen=True)
 class Remeasured:
-    """A program of the run that was measured again at its end. Times in seconds.
+    """A program of the run that was measured again at its end, for the task of that name.
 
-    Attributes:
-        task: name of the task it is for.
-        first_latency_s, again_latency_s: by the search, and at the end of the run; None if it failed then.
-        gap: what it is slower by, relative: 0.1 for 10%; negative if it was faster. None if it failed.
-        flagged: the gap is above `Settings.tune_remeasure_gap` either way, or it failed.
-        error: why it failed.
+    If it failed then, `error` says why, and `again_latency_s` and `gap` are None. `gap` is what it is slower by,
+    relative (0.1 for 10%). `flagged`: the gap is above `Settings.tune_remeasure_gap` either way, or it failed.
     """
 
     task: str
@@ -69,10 +62,7 @@ class TuningReport:
     Attributes:
         model_versions: every version used, in order, with the number of programs measured before it took over.
         seconds: wall time of this process.
-        tasks: all tasks in the network's order.
         degraded_events, degraded_reason: scorings that had to do without the model, and why, the last time.
-        warnings: what a person should know about the versions used, e.g. that the champion could not be loaded.
-        resumed_from: the run this one continued.
         reason: "done", or why the budget was not used up.
         remeasured: the best programs of the run, measured again at its end; not among `trials`.
         of_search: what the search adds (`Search.report`).

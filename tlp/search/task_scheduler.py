@@ -27,10 +27,8 @@ class TaskScheduler:
     """Warm-up (one round each, the heaviest first), then the steepest gradient.
 
     A task none of whose programs has run yet is tried again after the warm-up, `MAX_BLANK_ROUNDS` rounds in all.
-
-    Args:
-        tasks: in any order; methods name them by index. Their `history` and `retired` are kept here. Those of one kind
-            (their workloads' name, e.g. `fused_conv2d_add_relu`) are taken to reach similar speeds.
+    Methods name `tasks` by index and keep their `history` and `retired`. Those of one kind (their workloads' name, e.g.
+    `fused_conv2d_add_relu`) are taken to reach similar speeds.
     """
 
     def __init__(self, tasks: Sequence[TaskState]) -> None:
@@ -56,10 +54,8 @@ class TaskScheduler:
         task = self._tasks[index]
         history = task.history
         best, rounds = history[-1], len(history)
-        backward = 0.0
         before = history[-1 - WINDOW] if rounds > WINDOW else math.inf
-        if math.isfinite(before):
-            backward = (best - before) / WINDOW
+        backward = (best - before) / WINDOW if math.isfinite(before) else 0.0
         # The optimistic guess (as fast again as it got so far) and what similar tasks show to be possible.
         reachable = best - best / rounds
         speed = self._best_speed(task.workload.name)

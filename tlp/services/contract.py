@@ -23,11 +23,8 @@ Command = tuple[list[str], dict[str, str]]
 class Service(BaseModel):
     """One process of `tlp up`, leader of its own session.
 
-    Attributes:
-        name: of its kind.
-        url: the page for people, None if it has none; so are `host` (the address it listens on) and `port`.
-        create_time: start of the process, seconds since the epoch; with `pid` it names the process for ever.
-        started_at: ISO 8601 UTC.
+    `url` (the page for people), `host` (where it listens) and `port` are None if it has none. `create_time` is in
+    seconds since the epoch; with `pid` it names the process for ever. `started_at` is ISO 8601 UTC.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -58,11 +55,9 @@ class Service(BaseModel):
 
 @dataclass(frozen=True)
 class ServicesView:
-    """The services that were started, dead ones included.
+    """The services that were started, dead ones included, in the order of the table.
 
-    Attributes:
-        services: in the order of the table.
-        external: name → address of those that are somebody else's (MLflow with `TLP_MLFLOW_URI`): never started.
+    `external`: name → address of those that are somebody else's (MLflow with `TLP_MLFLOW_URI`) and never started.
     """
 
     services: tuple[Service, ...]

@@ -11,9 +11,7 @@ import httpx
 from tlp.core.settings import Settings
 from tlp.services.contract import WILDCARDS, Command, ServiceKind, ServicesView, reachable_host
 
-POOL: Final = "tlp"
-"""The process work pool of the deployments."""
-
+POOL: Final = "tlp"  # the process work pool of the deployments
 WORKER_LIMIT: Final = 4  # flow runs at once; what may not run together is kept apart by the devices' locks
 _TIMEOUT_S: Final = 5.0
 

@@ -57,13 +57,9 @@ def _listener(port: int) -> str | None:
 
 
 def start(name: str, command: Command, *, log: Path, cwd: Path, host: str | None = None, port: int = 0) -> Service:
-    """Start a process in a session of its own, its output at the end of `log`.
+    """Start a process in a session of its own, its output at the end of `log`. Raises ServiceError (it ended at once).
 
-    Args:
-        host, port: where it will listen; None, 0: nowhere.
-
-    Raises:
-        ServiceError: it ended at once.
+    It will listen on `host` and `port`; None and 0 mean nowhere.
     """
     argv, env = command
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -113,16 +109,11 @@ def wait_until_ready(
     on_ready: Callable[[Service], None] = lambda service: None,
     timeout_s: float = HEALTH_TIMEOUT_S,
 ) -> None:
-    """Wait for services that start at the same time; each is reported as soon as it is ready.
+    """Wait for services (→ whether it is ready) that start at the same time; each is reported as soon as it is ready.
 
-    Args:
-        waiting: service → whether it is ready.
-
-    Raises:
-        ServiceError: one ended, or is not ready after `timeout_s`.
+    Raises ServiceError: one ended, or is not ready after `timeout_s`.
     """
-    left = dict(waiting)
-    end = time.monotonic() + timeout_s
+    left, end = dict(waiting), time.monotonic() + timeout_s
     while left:
         for service in [service for service, is_ready in left.items() if is_ready()]:
             del left[service]
@@ -135,9 +126,8 @@ def wait_until_ready(
                 problem = f"does not answer after {timeout_s:.0f} s"
             else:
                 continue
-            raise ServiceError(
-                f"{service.name} {problem}: {last_line(service.log)}", next_command=f"less {service.log}"
-            )
+            text = f"{service.name} {problem}: {last_line(service.log)}"
+            raise ServiceError(text, next_command=f"less {service.log}")
         if left:
             time.sleep(_POLL_S)
 
@@ -154,10 +144,8 @@ def stop(service: Service, grace_s: float = STOP_GRACE_S) -> bool:
         with contextlib.suppress(psutil.NoSuchProcess):
             leader.terminate()
         psutil.wait_procs([leader], timeout=grace_s)
-        core_processes.stop(
-            [p for p in {*members, *core_processes.session_of(service.pid), leader} if p.is_running()], grace_s / 2
-        )
-    handle = _started.pop(service.pid, None)
-    if handle is not None:
+        left = {*members, *core_processes.session_of(service.pid), leader}
+        core_processes.stop([process for process in left if process.is_running()], grace_s / 2)
+    if (handle := _started.pop(service.pid, None)) is not None:
         handle.wait()
     return leader is not None

@@ -25,14 +25,8 @@ Json = Mapping[str, Any]
 class Schedules:
     """What the server says of the pool and its deployments, as JSON objects of Prefect's REST API.
 
-    Attributes:
-        page: the server's page for people.
-        now: when it was asked, UTC.
-        deployments: of the pool, schedules included.
-        late: flow runs that should have started by now, the longest waiting first.
-        running: flow runs at work.
-        workers_online: workers that poll the pool.
-        pool_paused: the pool hands out no runs.
+    `page` is the server's page for people, `now` when it was asked (UTC). `deployments` have their schedules. `late`
+    flow runs should have started by now, the longest waiting first. A paused pool hands out no runs.
     """
 
     page: str
@@ -84,7 +78,7 @@ class Schedules:
 def ask(api_url: str, now: datetime) -> Schedules | None:
     """What the server says; None if it does not answer, or has no pool of ours yet."""
     of_pool = {"work_pools": {"name": {"any_": [POOL]}}}
-    order = {"sort": "EXPECTED_START_TIME_ASC", "limit": 50}
+    ordered = of_pool | {"sort": "EXPECTED_START_TIME_ASC", "limit": 50}
     before = {"before_": (now - LATE_AFTER).isoformat()}
     late = {"state": {"name": {"any_": _WAITING}}, "expected_start_time": before}
     running = {"state": {"type": {"any_": ["RUNNING"]}}}
@@ -97,8 +91,8 @@ def ask(api_url: str, now: datetime) -> Schedules | None:
                 page=api_url.removesuffix("/").removesuffix("/api"),
                 now=now,
                 deployments=_rows(client, "/deployments/filter", of_pool),
-                late=_rows(client, "/flow_runs/filter", of_pool | order | {"flow_runs": late}),
-                running=_rows(client, "/flow_runs/filter", of_pool | order | {"flow_runs": running}),
+                late=_rows(client, "/flow_runs/filter", ordered | {"flow_runs": late}),
+                running=_rows(client, "/flow_runs/filter", ordered | {"flow_runs": running}),
                 workers_online=workers_online(client),
                 pool_paused=bool(pool.raise_for_status().json()["is_paused"]),
             )

@@ -31,11 +31,7 @@ _MEASURING: Final = (RunKind.MEASURE, RunKind.BOOTSTRAP)
 
 
 def collect(fleet: Fleet) -> dict[str, Any]:
-    """Everything `tlp status` shows, with the fixed keys devices, models, runs, warnings, and services, at.
-
-    Raises:
-        StoreError: the store cannot be read.
-    """
+    """Everything `tlp status` shows; its keys are fixed. Raises StoreError (the store cannot be read)."""
     now = datetime.now(UTC)
     devices = fleet.store.list_devices()
     services = look(fleet.settings)
@@ -99,10 +95,8 @@ def _fields(row: object, *names: str) -> dict[str, Any]:
 def measuring_rate(counts: DeviceCounts, measuring: Sequence[Run]) -> float | None:
     """OK samples per second of the newest measuring run that got any; None if nothing tells.
 
-    Args:
-        counts: of the device now.
-        measuring: its measuring runs, newest first; `params["ok_before"]` is the count at their start, `result["ok"]`
-            and `result["seconds"]` what they got.
+    `measuring`, newest first: `params["ok_before"]` is the count at a run's start; `result["ok"]` and
+    `result["seconds"]` are what it got.
     """
     for run in measuring:
         if run.state is RunState.RUNNING:
@@ -118,7 +112,6 @@ def measuring_rate(counts: DeviceCounts, measuring: Sequence[Run]) -> float | No
 
 
 def _trust(fleet: Fleet, device: Device, champion: str | None) -> dict[str, Any]:
-    """`canary` and `live` of a device, null where nothing was measured or tuned."""
     if not endpoint_of(device).is_measurable:
         return {"canary": None, "live": None}
     live = None if champion is None else quality.summary(fleet, device.name, str(champion))
@@ -155,10 +148,8 @@ def warnings(
 def _waiting(row: dict[str, Any]) -> str:
     name, missing = row["name"], max(row["min_samples"] - row["samples_ok"], 0)
     if missing:
-        return (
-            f"device {name} waits for {missing} more samples and nothing measures it: "
-            f"tlp measure {name} --samples {missing}"
-        )
+        text = f"device {name} waits for {missing} more samples and nothing measures it"
+        return f"{text}: tlp measure {name} --samples {missing}"
     # there may be a champion: its family's, without this device, or one a person moved there
     return f"device {name} has its samples but no training with them passed the gate yet: tlp train --device {name}"
 
@@ -177,24 +168,17 @@ def _again(run: Run) -> str:
 
 
 def _models(fleet: Fleet, models: Sequence[dict[str, Any]]) -> list[str]:
-    """A warning for each model that has no champion any more, and for each trained one that is not registered yet."""
     moved = {event.model for event in fleet.store.model_events(alias=CHAMPION)}
+    names = [model["name"] for model in models if model["champion_version"] is None]
+    lost = "tuning and training use the last good version until one is promoted"
+    later = "the next start goes on with it: tlp train --dry-run"
     return [
-        *(
-            f"{model['name']} has no champion any more: tuning and training use the last good version until one is "
-            "promoted: tlp model list"
-            for model in models
-            if model["champion_version"] is None and model["name"] in moved
-        ),
-        *(
-            f"trained model {name} is not through the registry yet, the next start goes on with it: tlp train --dry-run"
-            for name in kept.names(fleet.settings)
-        ),
+        *(f"{name} has no champion any more: {lost}: tlp model list" for name in names if name in moved),
+        *(f"trained model {name} is not through the registry yet, {later}" for name in kept.names(fleet.settings)),
     ]
 
 
 def _drifting(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """A warning for each device whose machine, and for each whose model drifts."""
     texts = []
     for row in rows:
         name, last, live = row["name"], row["canary"] or {}, row["live"]
@@ -211,7 +195,6 @@ def _drifting(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _schedules(settings: Settings, now: datetime) -> list[str]:
-    """What is late or paused, and schedules that nothing can start."""
     if apis := prefect_apis(settings):
         answer = ask(apis[0], now)
         return [] if answer is None else answer.warnings()

@@ -30,11 +30,8 @@ def up(settings: Settings, on_progress: Progress = lambda name, what: None) -> S
     The processes go on after this one has ended. A second call finds everything there. If one does not come up, those
     that this call started are stopped again.
 
-    Raises:
-        UserError: a port is taken.
-        ServiceError: a server ends or does not answer within 120 s; its last words are in the message.
-        BusyError: another `tlp up` or `tlp down` is at it.
-        RegistryError: the registry's database cannot be made.
+    Raises UserError (a port is taken), ServiceError (a server ends or does not answer within 120 s, with its last
+    words), BusyError (another `tlp up` or `tlp down` is at it), RegistryError (its database cannot be made).
     """
     with _exclusive(settings):
         launch = _Launch(settings, on_progress)
@@ -61,11 +58,7 @@ def up(settings: Settings, on_progress: Progress = lambda name, what: None) -> S
 
 
 def down(settings: Settings, on_progress: Progress = lambda name, what: None) -> list[Service]:
-    """Stop what `up` started, runs on the worker included, and return what was alive. Nothing to stop is fine.
-
-    Raises:
-        BusyError: another `tlp up` or `tlp down` is at it.
-    """
+    """Stop what `up` started, runs on the worker included, and return what was alive. Raises BusyError as `up`."""
     stopped = []
     with _exclusive(settings):
         for service in reversed(look(settings).services):  # the worker reports the end of its runs to the server
@@ -83,10 +76,7 @@ def temporary_services(
     """Servers on free loopback ports for the length of a `with` block; those of `tlp up` are used if they are there.
 
     They end with the block, and within seconds of this process's death, SIGKILL included. They use the same databases
-    as `tlp up`, so what ran is there later. `ServicesView.prefect_api_url` is what flows need.
-
-    Raises:
-        ServiceError: as `up`.
+    as `tlp up`, so what ran is there later. `ServicesView.prefect_api_url` is what flows need. Raises ServiceError.
     """
     launch = _Launch(settings.model_copy(update={"bind_host": "127.0.0.1"}), on_progress)
     kinds = launch.missing([kind for kind in SERVICES if kind.name in names])
@@ -107,17 +97,12 @@ def _exclusive(settings: Settings) -> Iterator[None]:
         with filelock.FileLock(path, timeout=_LOCK_TIMEOUT_S):
             yield
     except filelock.Timeout as exc:
-        raise BusyError(
-            f"another `tlp up` or `tlp down` has held {path} for {_LOCK_TIMEOUT_S:.0f} s", next_command="tlp status"
-        ) from exc
+        text = f"another `tlp up` or `tlp down` has held {path} for {_LOCK_TIMEOUT_S:.0f} s"
+        raise BusyError(text, next_command="tlp status") from exc
 
 
 class _Launch:
-    """Services that are started, beside those that are alive already.
-
-    Attributes:
-        view: those alive, in the order of their starts.
-    """
+    """Services that are started, beside those that are alive already (`view`, in the order of their starts)."""
 
     def __init__(self, settings: Settings, on_progress: Progress) -> None:
         self._settings = settings

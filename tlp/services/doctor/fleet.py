@@ -88,10 +88,8 @@ def dead_runs(home: Home) -> str:
     running = home.fleet.store.list_runs(state=RunState.RUNNING)
     dead = [f"{run.run_id[:8]} ({run.kind})" for run in running if processes.is_gone(run.owner)]
     if dead:
-        raise InvalidInputError(
-            f"{len(dead)} runs say RUNNING but their processes are gone: {', '.join(dead)}; any run closes them",
-            next_command="tlp train --dry-run",
-        )
+        text = f"{len(dead)} runs say RUNNING but their processes are gone: {', '.join(dead)}; any run closes them"
+        raise InvalidInputError(text, next_command="tlp train --dry-run")
     return f"{len(running)} at work"
 
 
@@ -112,10 +110,8 @@ def orphans(_home: Home) -> str:
     lost = []
     for process in psutil.process_iter(["pid", "cmdline"]):
         words = process.info["cmdline"] or []
-        if _WORKER in words:
-            parent = words[words.index(_WORKER) + 2]
-            if not psutil.pid_exists(int(parent)):
-                lost.append(str(process.info["pid"]))
+        if _WORKER in words and not psutil.pid_exists(int(words[words.index(_WORKER) + 2])):
+            lost.append(str(process.info["pid"]))
     if lost:
         pids = " ".join(lost)
         raise InvalidInputError(f"measuring workers without a parent: {pids}", next_command=f"kill {pids}")

@@ -56,10 +56,8 @@ class Home:
 def python_version(_home: Home) -> str:
     """The interpreter is the tested one."""
     if sys.version_info[:2] != _PYTHON:
-        raise InvalidInputError(
-            f"Python {platform.python_version()} runs this, {_PYTHON[0]}.{_PYTHON[1]} is what it is tested with",
-            next_command="make .venv PYTHON=python3.11",
-        )
+        text = f"Python {platform.python_version()} runs this, {_PYTHON[0]}.{_PYTHON[1]} is what it is tested with"
+        raise InvalidInputError(text, next_command="make .venv PYTHON=python3.11")
     return platform.python_version()
 
 
@@ -125,8 +123,6 @@ def torch_device(home: Home) -> str:
     try:
         torch.ones(1, device=device)
     except (RuntimeError, AssertionError) as exc:
-        raise InvalidInputError(
-            f"torch cannot use TLP_TORCH_DEVICE={device}: {str(exc).splitlines()[0]}",
-            next_command="export TLP_TORCH_DEVICE=cpu",
-        ) from exc
+        text = f"torch cannot use TLP_TORCH_DEVICE={device}: {str(exc).splitlines()[0]}"
+        raise InvalidInputError(text, next_command="export TLP_TORCH_DEVICE=cpu") from exc
     return f"torch {torch.__version__} on {device}, {torch.get_num_threads()} threads"

@@ -73,10 +73,8 @@ def aliases(home: Home) -> str:
         if version != recorded.get(key) and key[0] in names
     ]
     if moved:
-        raise InvalidInputError(
-            f"{'; '.join(moved)}: the next training or tuning records it as a person's",
-            next_command="tlp model history",
-        )
+        text = f"{'; '.join(moved)}: the next training or tuning records it as a person's"
+        raise InvalidInputError(text, next_command="tlp model history")
     return f"{len(rows)} models as the history has them"
 
 
