@@ -20,7 +20,7 @@ COLUMNS: Columns = (
     "task",
     ("FLOP", lambda row: f"{row['flop'] / 1e6:,.1f} M" if row["flop"] else "-"),
     "weight",
-    ("GFLOP/s", lambda row: _speed(row["flop"], row["best_latency_s"])),
+    ("GFLOP/s", lambda row: f"{row['flop'] / s / 1e9:,.1f}" if row["flop"] and (s := row["best_latency_s"]) else "-"),
     ("latency", lambda row: latency(row["best_latency_s"])),
     ("weighted", lambda row: latency(row["best_latency_s"] and row["weight"] * row["best_latency_s"])),
     "trials",
@@ -41,10 +41,6 @@ def task_table(rows: Sequence[Row], *, title: str = "", current: int | None = No
     """The `tasks` of `tlp tune --json` as MetaSchedule's task scheduler shows them; `current` is at work."""
     lines = [{**row, "task": f"{'> ' if index == current else ''}{row['task']}"} for index, row in enumerate(rows)]
     return table(title, lines, COLUMNS)
-
-
-def _speed(flop: float, latency_s: float | None) -> str:
-    return f"{flop / latency_s / 1e9:,.1f}" if flop and latency_s else "-"
 
 
 @contextmanager

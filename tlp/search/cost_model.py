@@ -101,7 +101,7 @@ class TraceReader:
             raise InvalidInputError("the schedule was made without a trace")
         trace = schedule.trace.simplified(remove_postproc=True)
         instructions = list(trace.insts)
-        # The printed form without decisions names every instruction with its inputs and attributes: equal text = sketch.
+        # The printed form without decisions names every instruction, inputs and attributes: equal text = sketch.
         key = str(Trace(instructions, {}))
         if key not in self._sketches:
             sketch = self._space.from_schedule(schedule).sketch

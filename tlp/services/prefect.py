@@ -18,12 +18,8 @@ _TIMEOUT_S: Final = 5.0
 
 def prefect_env(settings: Settings) -> dict[str, str]:
     """Variables of every process that imports Prefect."""
-    return {
-        "PREFECT_HOME": str(settings.prefect_dir),
-        "DO_NOT_TRACK": "true",
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
-    }
+    off = dict.fromkeys(("PREFECT_SERVER_ANALYTICS_ENABLED", "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT"), "false")
+    return {"PREFECT_HOME": str(settings.prefect_dir), "DO_NOT_TRACK": "true", **off}
 
 
 def settings_env(settings: Settings) -> dict[str, str]:

@@ -125,17 +125,14 @@ def warnings(
     """Runs of dead processes, devices that nothing works for, services."""
     dead = [run for run in running if processes.is_gone(run.owner)]
     busy = {run.device for run in running if run not in dead}
+    quarantined = [device.name for device in devices if device.state is DeviceState.QUARANTINED]
     return [
         *(
             f"run {run.run_id[:8]} ({run.kind}) says RUNNING but its process {run.owner.get('pid')} is gone; "
             f"the next run closes it: tlp {_again(run)}"
             for run in dead
         ),
-        *(
-            f"device {device.name} is quarantined: tlp device show {device.name}; tlp device resume {device.name}"
-            for device in devices
-            if device.state is DeviceState.QUARANTINED
-        ),
+        *(f"device {name} is quarantined: tlp device show {name}; tlp device resume {name}" for name in quarantined),
         *(
             _waiting(row)
             for device, row in zip(devices, rows, strict=True)
