@@ -20,13 +20,12 @@ from tlp.registry import model_name
 from tlp.registry.versions import find_champion
 from tlp.training.data.holdout import choose_holdout
 from tlp.training.judge import plots
-from tlp.training.judge.compare import TRAINED, Baselines, snapshot_of, train_baselines
-from tlp.training.judge.evaluate import CheckpointScorer, EvaluationReport, PredictorResult, Scorer, evaluate
+from tlp.training.judge.compare import BASELINES, TRAINED, Baselines, snapshot_of, train_baselines
+from tlp.training.judge.evaluate import EvaluationReport, PredictorResult, Scorer, evaluate
 from tlp.training.judge.intervals import with_intervals
 from tlp.training.kinds import TRAINED_KINDS, scorer_of
 from tlp.training.plan import keys_of
 
-BASELINES = ("random", "xgb", "mlp", "single", "felix")
 PREDICTOR = "mtl-tlp"
 
 
@@ -182,9 +181,7 @@ def _evaluate_model(
 ) -> dict[str, Any]:
     """Results per device and predictor; what happened on the way goes into `report`."""
     language = language_of(checkpoint.encoder_version)
-    version = CheckpointScorer(
-        checkpoint, threads=fleet.settings.torch_threads, torch_device=fleet.settings.torch_device
-    )
+    version = scorer_of(fleet, checkpoint)
     holdout = choose_holdout(fleet.store, language=language)
     mark = report["watermark"]
     names = [name for name in TRAINED if name in baselines]

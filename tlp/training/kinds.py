@@ -26,9 +26,7 @@ class TrainedKind:
     """A kind of model, as training and evaluation see it.
 
     Attributes:
-        name: `kind` of its manifests.
         languages: schedule languages whose programs it reads.
-        scorer: ranks programs by a loaded model. Takes the fleet and the model.
         train: trains from scratch on all devices of a data set. None: strategies do (`tlp.training.learn`).
     """
 

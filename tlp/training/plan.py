@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
@@ -73,13 +73,10 @@ class TrainingPlan:
     """A training before it begins; what `tlp train --dry-run` shows.
 
     Attributes:
-        device: the device it is for.
-        kind: of the model.
         samples: language → OK samples of the device.
         champion: the model in force, loaded; None: there is none (or none that can be read, from scratch).
         from_scratch: new weights were asked for.
         strategy: how the samples enter the parent.
-        decision: whether it is due.
         tasks: heads of the new version; empty if no training is due and nobody asked for a dry run.
     """
 
@@ -90,7 +87,7 @@ class TrainingPlan:
     from_scratch: bool
     strategy: Strategy
     decision: Decision = _UNDECIDED
-    tasks: tuple[Task, ...] = field(default=())
+    tasks: tuple[Task, ...] = ()
 
     def __str__(self) -> str:
         return self.device.name
@@ -122,13 +119,11 @@ class TrainingPlan:
 
     def to_json(self) -> dict[str, Any]:
         """`{"device", "family", "train", "code", "reason", "numbers", "strategy", "parent", "tasks"}`."""
+        decision = asdict(self.decision) | {"code": self.decision.code.value}
         return {
             "device": self.device.name,
             "family": self.device.family,
-            "train": self.decision.train,
-            "code": self.decision.code.value,
-            "reason": self.decision.reason,
-            "numbers": dict(self.decision.numbers),
+            **decision,
             "strategy": self.strategy.name if self.parent else JOINT,
             "parent": str(self.parent.version) if self.parent else None,
             "tasks": [task.to_json() for task in self.tasks],
@@ -158,10 +153,7 @@ def patiently(settings: Settings, call: Callable[[], T]) -> T:
 def plan_trainings(fleet: Fleet, request: TrainRequest, devices: Sequence[Device]) -> list[TrainingPlan]:
     """Plans for devices of one model, from one champion. The caller holds the train lock, or asks for a dry run.
 
-    Args:
-        fleet: the fleet.
-        request: what was asked for; its `device` does not count.
-        devices: devices whose models are registered under the same key.
+    The devices' models are registered under one key; the request's `device` does not count.
 
     Raises:
         InvalidInputError: no such strategy or kind of model; a training was asked for in a language it does not read.
@@ -171,10 +163,7 @@ def plan_trainings(fleet: Fleet, request: TrainRequest, devices: Sequence[Device
     kind = trained_kind(request.model)
     counts = fleet.store.sample_languages()
     strategy = make_strategy(request.strategy or fleet.settings.train_strategy, devices[0].name, None)
-    drafts = [
-        TrainingPlan(device, kind, counts.get(device.name, {}), None, request.from_scratch, strategy)
-        for device in devices
-    ]
+    drafts = [TrainingPlan(d, kind, counts.get(d.name, {}), None, request.from_scratch, strategy) for d in devices]
     force = request.force or request.from_scratch
     if force:
         for draft in drafts:
@@ -301,11 +290,11 @@ def _unless_stopped(store: MeasurementStore, plan: TrainingPlan, due: Decision, 
     if champion is not None and str(last.result.get("parent")) != str(champion.version):
         return due  # the champion is another one now: the training would not be the same
     mark = int(last.result["watermark"])
-    new = new_samples(store, device, mark, plan.language)
-    if new >= needed:
+    if (new := new_samples(store, device, mark, plan.language)) >= needed:
         return due
-    stopped = last.result.get("version")
-    reason = f"{device}: the gate stopped version {stopped}; {new} new samples since, {needed} needed"
+    reason = (
+        f"{device}: the gate stopped version {last.result.get('version')}; {new} new samples since, {needed} needed"
+    )
     numbers = {**due.numbers, "new_samples": new, "needed": needed, "watermark": mark}
     return Decision(False, DecisionCode.STOPPED_BEFORE, reason, numbers)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from storage import Device, MeasurementStore
@@ -35,14 +35,10 @@ class RetrainResult:
 
     Attributes:
         model: registered model, e.g. `mtl-tlp-x86_64`.
-        version: registered version; None if nothing was trained.
-        promoted: `champion` was moved to it.
-        reason: why (not).
-        gate: the verdict; None if nothing was trained.
+        version, gate: None if nothing was trained.
+        promoted, reason: whether `champion` was moved to it, and why (not).
         samples: OK samples per device in the snapshot.
-        seconds: wall time.
-        report: evaluation of candidate, champion and random choice; None if nothing was trained, or another process
-            did and was killed.
+        report: None if nothing was trained, or another process did and was killed.
         warnings: what a person should know, e.g. that the champion could not be loaded and an earlier one was used.
         origin: `strategy, parent, watermark` of the version; empty if nothing was trained.
     """
@@ -60,25 +56,28 @@ class RetrainResult:
 
     def to_json(self) -> dict[str, Any]:
         """The shape that `tlp train --json` prints."""
-        return {
-            "model": self.model,
+        shown = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("report", "origin")}
+        return shown | {
             "version": None if self.version is None else str(self.version),
-            "promoted": self.promoted,
-            "reason": self.reason,
             "gate": self.gate.to_json() if self.gate else {},
             "samples": dict(self.samples),
-            "seconds": self.seconds,
             "warnings": list(self.warnings),
             **self.origin,
         }
+
+
+def _parent(plan: TrainingPlan) -> Checkpoint | None:
+    """What the plan starts from; only MTL-TLP has parents."""
+    parent = plan.parent.loaded if plan.parent else None
+    assert parent is None or isinstance(parent, Checkpoint)
+    return parent
 
 
 def take_snapshot(training: Training) -> None:
     """The data set of the plan's devices, encoded for the parent."""
     plan = training.plan
     assert plan is not None
-    parent = plan.parent.loaded if plan.parent else None
-    assert parent is None or isinstance(parent, Checkpoint)
+    parent = _parent(plan)
     training.dataset = build_dataset(
         training.fleet.store,
         sorted(task.device for task in plan.tasks),
@@ -97,14 +96,9 @@ def train_model(training: Training) -> None:
     if plan.kind.train is not None:
         model = plan.kind.train(fleet, dataset, training.on_epoch)
     else:
-        parent = plan.parent.loaded if plan.parent else None
-        assert parent is None or isinstance(parent, Checkpoint)
+        options, version = TrainOptions.from_settings(fleet.settings), str(plan.parent.version) if plan.parent else None
         model = plan.strategy.train(
-            dataset,
-            TrainOptions.from_settings(fleet.settings),
-            parent=parent,
-            parent_version=str(plan.parent.version) if plan.parent else None,
-            on_epoch=training.on_epoch,
+            dataset, options, parent=_parent(plan), parent_version=version, on_epoch=training.on_epoch
         )
     reached("trained")
     facts = Facts(

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Iterable
 from functools import cached_property
+from typing import Any
 
 from storage import DeviceState, MeasurementStore, ReasonCode
 from tlp.core.errors import InvalidInputError, ModelFormatError
@@ -27,10 +28,10 @@ from tlp.registry.kept import Judged, KeptCandidate
 from tlp.registry.versions import find_champion
 from tlp.training.data.dataset import Dataset, choose_language
 from tlp.training.data.holdout import Holdout
-from tlp.training.judge import gate_page, plots
-from tlp.training.judge.evaluate import EvaluationReport, evaluate
+from tlp.training.judge import gate as gates
+from tlp.training.judge import plots
+from tlp.training.judge.evaluate import EvaluationReport, ScreenedScorer, evaluate
 from tlp.training.judge.gate import GateVerdict, judge
-from tlp.training.judge.screen import ScreenedScorer
 from tlp.training.kinds import scorer_of, trained_kind
 from tlp.training.learn.trainer import OnEpoch
 from tlp.training.plan import TrainingPlan, patiently
@@ -43,20 +44,19 @@ class Training:
 
     No dataclass: Prefect walks through the fields of those that it passes to a task, and a data set has many.
 
-    Args:
-        fleet: the fleet.
-        plan: what is to be done; None: `kept` was trained by a process that is gone.
-        kept: the model on disk.
-        on_epoch: called after each pass of the training.
-
     Attributes:
-        dataset: after the snapshot.
-        model: after the training.
+        plan: what is to be done; None: `kept` was trained by a process that is gone.
+        kept: the model on disk; there is one after the training.
+        dataset, model: after the snapshot, after the training.
+        judged: the verdict and what it was spoken against, after the evaluation.
         report: the evaluation; None if the process that is gone made it.
         version: once registered.
         promoted: `champion` was moved to the version, now or by the process that is gone.
         not_promoted: what kept a version that passed from being promoted.
     """
+
+    kept: KeptCandidate
+    judged: Judged
 
     def __init__(
         self,
@@ -74,31 +74,11 @@ class Training:
         self.version: int | None = None
         self.promoted = False
         self.not_promoted = ""
-        self._kept = kept
-        self._judged: Judged | None = None
+        if kept is not None:
+            self.kept = kept
 
     def __str__(self) -> str:
         return str(self.plan) if self.plan else self.kept.facts.device
-
-    @property
-    def kept(self) -> KeptCandidate:
-        """The model on disk; there is one once it is trained."""
-        assert self._kept is not None, "not trained yet"
-        return self._kept
-
-    @kept.setter
-    def kept(self, kept: KeptCandidate) -> None:
-        self._kept = kept
-
-    @property
-    def judged(self) -> Judged:
-        """The verdict and what it was spoken against; there is one once the model is evaluated."""
-        assert self._judged is not None, "not evaluated yet"
-        return self._judged
-
-    @judged.setter
-    def judged(self, judged: Judged) -> None:
-        self._judged = judged
 
     @property
     def verdict(self) -> GateVerdict:
@@ -207,14 +187,9 @@ def _judge(
     heads = {*model.heads, *(champion.loaded.heads if champion else ())}
     names = _speakers(fleet.store, heads, facts.language)
     workloads = frozenset(workload for tasks in facts.holdout.values() for workload in tasks)
-    report = evaluate(
-        fleet.store,
-        names,
-        scorers,
-        watermark=model.manifest.watermark,
-        holdout=Holdout(facts.held_networks, workloads, facts.holdout),
-        language=facts.language,
-    )
+    holdout = Holdout(facts.held_networks, workloads, facts.holdout)
+    mark, language = model.manifest.watermark, facts.language
+    report = evaluate(fleet.store, names, scorers, watermark=mark, holdout=holdout, language=language)
     device = training.plan.device if training.plan else fleet.store.get_device(facts.device)
     verdict = judge(
         report,
@@ -239,11 +214,10 @@ def _metrics(manifest: Manifest, report: EvaluationReport, verdict: GateVerdict,
         "gate_passed": float(verdict.passed),
     }
     metrics |= {f"samples.{name}": float(count) for name, count in manifest.samples.items()}
-    for name, predictors in report.devices.items():
-        metrics |= {f"top{k}.{name}": predictors[manifest.kind].top(k) for k in (1, 5)}
     metrics |= {f"gain.top{c.k}.{c.device}": c.difference for c in verdict.comparisons}
-    if device in report.devices:
-        metrics |= {f"top{k}": report.devices[device][manifest.kind].top(k) for k in (1, 5)}
+    for name, predictors in report.devices.items():
+        tops = {f"top{k}": predictors[manifest.kind].top(k) for k in (1, 5)}
+        metrics |= {f"{top}.{name}": value for top, value in tops.items()} | (tops if name == device else {})
     return metrics
 
 
@@ -252,28 +226,20 @@ def _submission(candidate: KeptCandidate, manifest: Manifest, judged: Judged) ->
     facts = candidate.facts
     gate = GateVerdict.from_json(judged.gate)
     described = VersionFacts(
-        samples=manifest.samples,
-        strategy=manifest.strategy,
-        parent_version=manifest.parent,
-        gate_passed=gate.passed,
-        gate_reasons=gate.reasons,
-        judged_against=judged.champion,
+        manifest.samples, manifest.strategy, manifest.parent, gate.passed, gate.reasons, judged.champion
     )
-    page = {
+    origin: dict[str, Any] = {"strategy": manifest.strategy, "watermark": manifest.watermark}
+    page = origin | {
         "model": model_name(facts.key),
         "gate": judged.gate,
         "warnings": facts.warnings,
         "samples": manifest.samples,
-        "strategy": manifest.strategy,
         "parent": manifest.parent,
-        "watermark": manifest.watermark,
     }
-    params = {
+    params = origin | {
         "device": facts.device,
         "devices": list(manifest.heads),
         "seeds": list(manifest.seeds),
-        "strategy": manifest.strategy,
-        "watermark": manifest.watermark,
         "encoder_version": manifest.encoder_version,
         "parent_version": manifest.parent or "none",
     }
@@ -288,8 +254,8 @@ def _submission(candidate: KeptCandidate, manifest: Manifest, judged: Judged) ->
         params=params,
         metrics=judged.metrics,
         curves={name: list(enumerate(values)) for name, values in manifest.curves.items()},
-        table=gate_page.table(judged.gate),
-        page=gate_page.page(page),
+        table=gates.table(judged.gate),
+        page=gates.page(page),
         report=dict(judged.report) | {"gate": dict(judged.gate)},
         figures=sorted(candidate.figures_dir.glob("*.png")),
     )

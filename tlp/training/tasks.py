@@ -8,7 +8,7 @@ champion's other heads stay in the new version and are kept (`tlp.training.learn
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -36,11 +36,8 @@ class Task:
     """A head of the model that a training makes.
 
     Attributes:
-        device: name.
-        role: the device the training is for, an auxiliary, or a head of the champion that is kept.
         samples: OK samples in the language.
         correlation: Spearman's rank correlation with the focus on programs both have measured; None: there are none.
-        why: for people.
     """
 
     device: str
@@ -51,13 +48,7 @@ class Task:
 
     def to_json(self) -> dict[str, Any]:
         """`{"device", "role", "samples", "correlation", "why"}`."""
-        return {
-            "device": self.device,
-            "role": self.role.value,
-            "samples": self.samples,
-            "correlation": self.correlation,
-            "why": self.why,
-        }
+        return asdict(self) | {"role": self.role.value}
 
 
 def choose_tasks(
@@ -73,12 +64,7 @@ def choose_tasks(
     with samples and the devices of the family whose quota of samples is full. Kept are the champion's other heads whose
     device the store has.
 
-    Args:
-        store: the store.
-        device: the device the training is for.
-        champion: its manifest; None: there is none.
-        samples: device → OK samples in the language of the model.
-        auxiliaries: how many devices are trained beside it.
+    `samples` are those in the language of the model.
     """
     heads = set(champion.heads) if champion else set()
     family = [d for d in store.list_devices() if d.family == device.family and d.name != device.name]
@@ -89,16 +75,14 @@ def choose_tasks(
         return similarity(device.target, d.target, rhos.get(d.name)), samples[d.name], d.name
 
     ranked = sorted(able, key=nearness, reverse=True)
-    nearest, rest = ranked[:auxiliaries], [d for d in family if d.name in heads]
-    chosen = {d.name for d in nearest}
+    nearest = ranked[:auxiliaries]
     tasks = [Task(device.name, Role.FOCUS, samples[device.name], None, "the training is for it")]
     for place, d in enumerate(nearest, 1):
         why = f"nearest {place} of {len(able)}: {_nearness(device, d, rhos.get(d.name))}"
         tasks.append(Task(d.name, Role.AUXILIARY, samples[d.name], rhos.get(d.name), why))
-    for d in sorted(rest, key=lambda d: d.name):
-        if d.name not in chosen:
-            why = f"head of the champion, not among the {len(nearest)} nearest"
-            tasks.append(Task(d.name, Role.KEPT, samples[d.name], rhos.get(d.name), why))
+    why = f"head of the champion, not among the {len(nearest)} nearest"
+    for name in sorted({d.name for d in family if d.name in heads} - {d.name for d in nearest}):
+        tasks.append(Task(name, Role.KEPT, samples[name], rhos.get(name), why))
     return tasks
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tlp.training.judge import gate_page
+from tlp.training.judge import gate
 from tlp.training.judge.gate import Comparison, GateVerdict
 
 VERDICT = GateVerdict(
@@ -20,10 +20,10 @@ def test_the_verdict_comes_back() -> None:
 
 
 def test_the_table_has_a_row_per_comparison() -> None:
-    table = gate_page.table(VERDICT.to_json())
-    assert tuple(table) == gate_page.COLUMNS
+    table = gate.table(VERDICT.to_json())
+    assert tuple(table) == gate.COLUMNS
     assert table["difference"] == [0.1, -0.1] and table["verdict"] == ["ok", "loses more than 0.005"]
-    assert gate_page.table({}) == {}
+    assert gate.table({}) == {}
 
 
 def test_the_page_says_what_was_decided_and_why() -> None:
@@ -38,13 +38,13 @@ def test_the_page_says_what_was_decided_and_why() -> None:
         "parent": "3",
         "watermark": 7,
     }
-    page = gate_page.page(facts)
+    page = gate.page(facts)
     assert page.startswith("**mtl-tlp-x86_64 version 4** stopped by the gate, not promoted\n")
     assert "> the champion cannot be used" in page and "- gpu0: top-1 fell" in page
     assert "| gpu0 | top-1 | 0.700 | 0.800 (champion) | -0.100 | -0.200 … +0.000 | loses more than 0.005 |" in page
     assert "samples: cpu0 10 · started from: version 3 · watermark: 7" in page
     passed = facts | {"gate": VERDICT.to_json() | {"passed": True}, "reason": "a person moved it meanwhile"}
-    assert "passed the gate, not promoted: a person moved it meanwhile" in gate_page.page(passed)
+    assert "passed the gate, not promoted: a person moved it meanwhile" in gate.page(passed)
 
 
 def test_a_page_where_nothing_was_trained() -> None:
@@ -55,4 +55,4 @@ def test_a_page_where_nothing_was_trained() -> None:
         "reason": "nothing to do: 0 new",
         "gate": {},
     }
-    assert gate_page.page(facts) == "**mtl-tlp-x86_64**: nothing to do: 0 new"
+    assert gate.page(facts) == "**mtl-tlp-x86_64**: nothing to do: 0 new"

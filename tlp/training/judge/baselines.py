@@ -8,7 +8,7 @@ TVM's defaults, and why:
   warm-up and is trained once, with the last workload.
 - MLPModel is trained once, in full, when all workloads are there (`frozen` until then). It keeps a fifth of the
   workloads it is given to choose its best epoch, so it needs five. It passes `StepLR` an argument that torch took
-  away, and fails on a last batch of one program: see `_as_mlp_expects` and `_train_mlp`.
+  away, and fails on a last batch of one program: see `_as_mlp_expects` and `_fit`.
 
 Both get every workload that is not held out, the ones MTL-TLP watches as validation included, each program once with
 its median latency.
@@ -37,19 +37,13 @@ from tlp.training.judge.evaluate import Scorer
 
 MLP_WORKLOADS: Final = 5
 """MLPModel keeps a fifth of the workloads for itself: with fewer there is nothing to keep."""
+Fitted = tuple[list[Rows], npt.NDArray[np.float64]]  # features and latencies of a workload's programs
 _MLP_BATCHES: Final = (128, 127, 126, 125)  # TVM's own first
 
 
 @dataclass(frozen=True)
 class Group:
-    """The measured programs of one workload on one device.
-
-    Attributes:
-        workload_id: which.
-        program_ids: of N distinct programs.
-        programs: the programs themselves.
-        latency_s: `(N,)` median seconds.
-    """
+    """The N distinct measured programs of one workload on one device; `latency_s`: `(N,)` median seconds."""
 
     workload_id: str
     program_ids: tuple[str, ...]
@@ -58,19 +52,9 @@ class Group:
 
 
 def training_groups(store: MeasurementStore, device: str, *, watermark: int, held_out: AbstractSet[str]) -> list[Group]:
-    """What a baseline is trained on: the OK programs of a device outside the held-out workloads, sorted.
-
-    Args:
-        store: the store.
-        device: whose samples.
-        watermark: newest sample that counts.
-        held_out: ids of workloads to leave out.
-    """
-    return _groups(
-        store,
-        store.programs_with_latency(devices=[device], watermark=watermark),
-        ~pl.col("workload_id").is_in(sorted(held_out)),
-    )
+    """What a baseline is trained on: a device's OK programs outside the held-out workloads, sorted."""
+    frame = store.programs_with_latency(devices=[device], watermark=watermark)
+    return _groups(store, frame.filter(~pl.col("workload_id").is_in(sorted(held_out))))
 
 
 def held_out_groups(store: MeasurementStore, device: str, *, watermark: int, held_out: AbstractSet[str]) -> list[Group]:
@@ -78,12 +62,12 @@ def held_out_groups(store: MeasurementStore, device: str, *, watermark: int, hel
     if not held_out:
         return []
     frame = store.programs_with_latency(devices=[device], watermark=watermark, workload_ids=sorted(held_out))
-    return _groups(store, frame, pl.lit(True))
+    return _groups(store, frame)
 
 
-def _groups(store: MeasurementStore, measured: pl.DataFrame, keep: pl.Expr) -> list[Group]:
+def _groups(store: MeasurementStore, measured: pl.DataFrame) -> list[Group]:
     sketches = {s.sketch_id: s for s in store.get_sketches() if s.language == LANGUAGE}
-    frame = measured.filter(pl.col("sketch_id").is_in(list(sketches)) & keep)
+    frame = measured.filter(pl.col("sketch_id").is_in(list(sketches)))
     return [
         Group(
             str(part["workload_id"][0]),
@@ -109,49 +93,35 @@ class FeatureScorer(Scorer):
     """Features per store that the model takes."""
 
     def __init__(self, features: PerStoreFeatures, *, seed: int = 0, threads: int = 0) -> None:
-        self._features = features
-        self._seed = seed
-        self._threads = threads
+        self._features, self._seed, self._threads = features, seed, threads
+        self._seam: _Seam | None = None
+        self._model: Any = None
 
     def train(self, groups: Sequence[Group]) -> int:
-        """Train from scratch.
-
-        Args:
-            groups: workloads with their programs; programs that TVM cannot replay are left out.
-
-        Returns:
-            Programs trained on.
+        """Train from scratch, without programs that TVM cannot replay; returns how many programs were trained on.
 
         Raises:
             InvalidInputError: too little to train on.
         """
-        rows = self._features.get([p for group in groups for p in group.programs], label=f"{self.name}: features")
-        usable: list[tuple[list[Rows], npt.NDArray[np.float64]]] = []
-        start = 0
+        rows = iter(self._features.get([p for g in groups for p in g.programs], label=f"{self.name}: features"))
+        usable: list[Fitted] = []
         for group in groups:
-            own = rows[start : start + len(group.programs)]
-            start += len(group.programs)
-            kept = [i for i, r in enumerate(own) if len(r)]
-            if kept:
+            own = [next(rows) for _ in group.programs]
+            if kept := [i for i, r in enumerate(own) if len(r)]:
                 usable.append(([own[i][:, : self.width] for i in kept], group.latency_s[kept]))
         self._fit(usable)
         return sum(len(latencies) for _, latencies in usable)
 
     def score(self, device: Device, programs: Sequence[tuple[Sketch, Sequence[int]]]) -> npt.NDArray[np.floating[Any]]:
-        """See `Scorer.score`; a program that TVM cannot replay gets -inf.
-
-        Raises:
-            InvalidInputError: not trained.
-        """
+        """See `Scorer.score`; a program that TVM cannot replay gets -inf. Raises InvalidInputError: not trained."""
         rows = self._features.get(programs, label=f"{self.name}: features")
         scores = np.full(len(rows), -np.inf)
-        usable = [i for i, r in enumerate(rows) if len(r)]
-        if usable:
+        if usable := [i for i, r in enumerate(rows) if len(r)]:
             scores[usable] = self._predict([rows[i][:, : self.width] for i in usable])
         return scores
 
     @abstractmethod
-    def _fit(self, groups: Sequence[tuple[list[Rows], npt.NDArray[np.float64]]]) -> None:
+    def _fit(self, groups: Sequence[Fitted]) -> None:
         """Train on (features, latencies) per workload."""
 
     @abstractmethod
@@ -165,12 +135,7 @@ class XGBScorer(FeatureScorer):
     name = "xgb"
     width = PLAIN_WIDTH
 
-    def __init__(self, features: PerStoreFeatures, *, seed: int = 0, threads: int = 0) -> None:
-        super().__init__(features, seed=seed, threads=threads)
-        self._seam: _Seam | None = None
-        self._model: Any = None
-
-    def _fit(self, groups: Sequence[tuple[list[Rows], npt.NDArray[np.float64]]]) -> None:
+    def _fit(self, groups: Sequence[Fitted]) -> None:
         if not groups:
             raise InvalidInputError("XGBModel has nothing to be trained on: no program that TVM can replay")
         from tvm.s_tir.meta_schedule.cost_model import XGBModel
@@ -197,17 +162,10 @@ class MLPScorer(FeatureScorer):
     name = "mlp"
     width = WIDTH
 
-    def __init__(self, features: PerStoreFeatures, *, seed: int = 0, threads: int = 0) -> None:
-        super().__init__(features, seed=seed, threads=threads)
-        self._seam: _Seam | None = None
-        self._model: Any = None
-
-    def _fit(self, groups: Sequence[tuple[list[Rows], npt.NDArray[np.float64]]]) -> None:
+    def _fit(self, groups: Sequence[Fitted]) -> None:
         if len(groups) < MLP_WORKLOADS:
-            raise InvalidInputError(
-                f"MLPModel keeps a fifth of the workloads to choose its best epoch and needs {MLP_WORKLOADS}, "
-                f"there are {len(groups)}"
-            )
+            why = f"to choose its best epoch and needs {MLP_WORKLOADS}, there are {len(groups)}"
+            raise InvalidInputError(f"MLPModel keeps a fifth of the workloads {why}")
         for batch in _MLP_BATCHES:
             try:
                 with _as_mlp_expects(self._seed, self._threads):
@@ -219,7 +177,7 @@ class MLPScorer(FeatureScorer):
                 raise InvalidInputError("MLPModel found no finite loss in any epoch") from exc
         raise InvalidInputError(f"MLPModel cannot be trained in batches of {_MLP_BATCHES[0]} programs or a few less")
 
-    def _train_full(self, groups: Sequence[tuple[list[Rows], npt.NDArray[np.float64]]], batch: int) -> None:
+    def _train_full(self, groups: Sequence[Fitted], batch: int) -> None:
         from tvm.s_tir.meta_schedule.cost_model import mlp_model
 
         self._seam = _Seam()

@@ -1,9 +1,5 @@
 """The baselines of `tlp evaluate`, trained on the samples and the split that a version of MTL-TLP had.
 
-    xgb      TVM's XGBModel on per-store features        `tlp.training.judge.baselines`
-    mlp      TVM's MLPModel on per-store features        `tlp.training.judge.baselines`
-    single   the version's own network, one device's samples alone, the settings' training options
-
 One model per device, from scratch, every time: on one core, for 7500 programs, 5 s for `xgb`, 20 s for `mlp`, and for
 `single` what a training of that device takes. Features of programs, 15 ms each, are kept (`tlp.programs.per_store`).
 """
@@ -26,13 +22,22 @@ from tlp.programs.per_store import PerStoreFeatures
 from tlp.training.data.dataset import build_dataset
 from tlp.training.data.holdout import Holdout
 from tlp.training.judge.baselines import FeatureScorer, MLPScorer, XGBScorer, held_out_groups, training_groups
-from tlp.training.judge.evaluate import CheckpointScorer, Scorer
+from tlp.training.judge.evaluate import RANDOM, Scorer
+from tlp.training.kinds import scorer_of
 from tlp.training.learn.strategy import JointStrategy
 from tlp.training.learn.trainer import EpochReport, TrainOptions
 
 FEATURE_SCORERS: Final[Mapping[str, type[FeatureScorer]]] = {"xgb": XGBScorer, "mlp": MLPScorer}
 SINGLE: Final = "single"
 TRAINED: Final = (*FEATURE_SCORERS, SINGLE)
+BASELINES: Final[Mapping[str, str]] = {
+    RANDOM: "expected best of k programs drawn at random",
+    "xgb": "TVM's XGBModel on per-store features",
+    "mlp": "TVM's MLPModel (TenSet's) on per-store features",
+    SINGLE: "the version's own network on one device's samples alone",
+    "felix": "the promoted version of Felix's cost model",
+}
+"""Name → one line of summary."""
 
 
 @dataclass
@@ -62,16 +67,7 @@ class Baselines:
 
 
 def snapshot_of(store: MeasurementStore, manifest: Manifest, now: int) -> tuple[int, str | None]:
-    """The watermark to train baselines at: the version's, if this store is the one it was trained from.
-
-    Args:
-        store: the store.
-        manifest: of the version.
-        now: the store's watermark.
-
-    Returns:
-        The watermark, and a note if it is `now` because the store does not hold the samples the version had.
-    """
+    """The watermark to train baselines at: the version's, or `now` with a note if the store lacks its samples."""
     if manifest.watermark <= now:
         counts = store.sample_languages(watermark=manifest.watermark)
         language = language_of(manifest.encoder_version)
@@ -100,41 +96,31 @@ def train_baselines(
     kept: the next call goes on.
 
     Args:
-        store: the store.
-        settings: training options, seed, threads, where the cache lies.
-        device: whose samples are trained on.
         names: out of `TRAINED`.
         checkpoint: the version they are compared with: its sizes and encoder are those of `single`.
         watermark: snapshot to train on.
         evaluated_at: snapshot that will be evaluated.
         holdout: what training must not see.
     """
-    found = Baselines()
+    baselines = Baselines()
     named = [name for name in names if name in FEATURE_SCORERS]
-    if named and language_of(checkpoint.encoder_version) != METASCHEDULE:
-        found.notes.append(
-            f"{device.name}: {', '.join(named)} left out, TVM cannot replay programs of "
-            f"{language_of(checkpoint.encoder_version)}"
-        )
+    language = language_of(checkpoint.encoder_version)
+    if named and language != METASCHEDULE:
+        left_out = f"{', '.join(named)} left out, TVM cannot replay programs of {language}"
+        baselines.notes.append(f"{device.name}: {left_out}")
     elif named:
-        _train_feature_scorers(fleet, device, named, watermark, evaluated_at, holdout, found)
+        _train_feature_scorers(fleet, device, named, (watermark, evaluated_at), holdout, baselines)
     if SINGLE in names:
-        _train_single(fleet, device, checkpoint, watermark, holdout, found)
-    return found
+        _train_single(fleet, device, checkpoint, watermark, holdout, baselines)
+    return baselines
 
 
 def _train_feature_scorers(
-    fleet: Fleet,
-    device: Device,
-    names: Sequence[str],
-    watermark: int,
-    evaluated_at: int,
-    holdout: Holdout,
-    found: Baselines,
+    fleet: Fleet, device: Device, names: Sequence[str], marks: tuple[int, int], holdout: Holdout, baselines: Baselines
 ) -> None:
     features = PerStoreFeatures(fleet.store, device.target, fleet.settings.cache_dir / "per-store")
-    groups = training_groups(fleet.store, device.name, watermark=watermark, held_out=holdout.workload_ids)
-    ranked = held_out_groups(fleet.store, device.name, watermark=evaluated_at, held_out=holdout.workload_ids)
+    groups = training_groups(fleet.store, device.name, watermark=marks[0], held_out=holdout.workload_ids)
+    ranked = held_out_groups(fleet.store, device.name, watermark=marks[1], held_out=holdout.workload_ids)
     for name in names:
         started = time.monotonic()
         scorer = FEATURE_SCORERS[name](features, seed=fleet.settings.seed, threads=fleet.settings.torch_threads)
@@ -142,18 +128,18 @@ def _train_feature_scorers(
         try:
             programs = scorer.train(groups)
         except InvalidInputError as exc:
-            found.notes.append(f"{device.name}: {name} left out, {exc.message}")
+            baselines.notes.append(f"{device.name}: {name} left out, {exc.message}")
             continue
-        found.scorers[name] = scorer
-        found.facts[name] = {"programs": programs, "seconds": time.monotonic() - started}
-    if any(name in found.scorers for name in names):
+        baselines.scorers[name] = scorer
+        baselines.facts[name] = {"programs": programs, "seconds": time.monotonic() - started}
+    if any(name in baselines.scorers for name in names):
         ids = [program_id for group in ranked for program_id in group.program_ids]
         rows = features.get([p for group in ranked for p in group.programs], label=f"{device.name}: features")
-        found.exclude = frozenset(i for i, r in zip(ids, rows, strict=True) if not len(r))
+        baselines.exclude = frozenset(i for i, r in zip(ids, rows, strict=True) if not len(r))
 
 
 def _train_single(
-    fleet: Fleet, device: Device, checkpoint: Checkpoint, watermark: int, holdout: Holdout, found: Baselines
+    fleet: Fleet, device: Device, checkpoint: Checkpoint, watermark: int, holdout: Holdout, baselines: Baselines
 ) -> None:
     started = time.monotonic()
     options = TrainOptions.from_settings(fleet.settings)
@@ -173,9 +159,7 @@ def _train_single(
 
             trained = JointStrategy().train(dataset, options, config=checkpoint.config, on_epoch=on_epoch)
     except InvalidInputError as exc:
-        found.notes.append(f"{device.name}: {SINGLE} left out, {exc.message}")
+        baselines.notes.append(f"{device.name}: {SINGLE} left out, {exc.message}")
         return
-    found.scorers[SINGLE] = CheckpointScorer(
-        trained, threads=fleet.settings.torch_threads, torch_device=fleet.settings.torch_device
-    )
-    found.facts[SINGLE] = {"programs": len(dataset.decisions), "seconds": time.monotonic() - started}
+    baselines.scorers[SINGLE] = scorer_of(fleet, trained)
+    baselines.facts[SINGLE] = {"programs": len(dataset.decisions), "seconds": time.monotonic() - started}

@@ -10,6 +10,7 @@ the expected best of k programs out of n, latencies sorted l_1 ≤ … ≤ l_n, 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -35,8 +36,6 @@ class TaskResult:
     """One task of a held-out network on one device.
 
     Attributes:
-        network: held-out network.
-        workload_id: the task's workload.
         weight: occurrences in the network.
         programs: measured programs ranked.
         min_latency_s: fastest of them.
@@ -61,9 +60,8 @@ class PredictorResult:
 
     def top(self, k: int, network: str | None = None) -> float:
         """Top-k over all tasks or one network's, in (0, 1]; 1 ≤ k ≤ MAX_K."""
-        tasks = [task for task in self.tasks if network in (None, task.network)]
-        best = sum(task.weight * task.min_latency_s for task in tasks)
-        return float(best / sum(task.weight * task.best_latency_s[k - 1] for task in tasks))
+        fastest, chosen = self.weighted(network)
+        return float(fastest.sum() / chosen[:, k - 1].sum())
 
     def curve(self) -> list[float]:
         """Top-k for k = 1 … MAX_K."""
@@ -73,46 +71,31 @@ class PredictorResult:
         """Networks with tasks, in order of appearance."""
         return list(dict.fromkeys(task.network for task in self.tasks))
 
-    def weighted(self, k: int) -> tuple[FloatArray, FloatArray]:
-        """`(T,)` numerators w·min_latency and denominators w·best-of-k: what a bootstrap resamples."""
-        return (
-            np.array([task.weight * task.min_latency_s for task in self.tasks]),
-            np.array([task.weight * task.best_latency_s[k - 1] for task in self.tasks]),
-        )
+    def weighted(self, network: str | None = None) -> tuple[FloatArray, FloatArray]:
+        """`(T,)` weight times fastest latency and `(T, MAX_K)` weight times best of k, of all or one network's."""
+        tasks = [task for task in self.tasks if network in (None, task.network)]
+        weights = np.array([task.weight for task in tasks], dtype=np.float64)
+        fastest: FloatArray = weights * np.array([task.min_latency_s for task in tasks])
+        return fastest, weights[:, None] * np.array([task.best_latency_s for task in tasks])
 
     def to_json(self) -> dict[str, Any]:
         """`{"top1", "top5", "networks": {name: {"top1", "top5"}}, "curve", "tasks"}`."""
         networks = {name: {"top1": self.top(1, name), "top5": self.top(5, name)} for name in self.networks()}
-        return {
-            "top1": self.top(1),
-            "top5": self.top(5),
-            "networks": networks,
-            "curve": self.curve(),
-            "tasks": len(self.tasks),
-        }
+        tops = {"top1": self.top(1), "top5": self.top(5)}
+        return {**tops, "networks": networks, "curve": self.curve(), "tasks": len(self.tasks)}
 
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """Results per device and predictor; devices without a measured held-out task are left out.
-
-    Attributes:
-        devices: device → predictor → result; `random` is always there.
-        watermark: of the measurements used.
-    """
+    """Device → predictor (`random` is always there) → result; devices without a measured held-out task are left out."""
 
     devices: Mapping[str, Mapping[str, PredictorResult]]
     watermark: int
 
     def to_json(self) -> dict[str, Any]:
         """The shape that `tlp evaluate --json` prints."""
-        return {
-            "watermark": self.watermark,
-            "devices": {
-                device: {name: result.to_json() for name, result in predictors.items()}
-                for device, predictors in self.devices.items()
-            },
-        }
+        devices = {name: {p: r.to_json() for p, r in results.items()} for name, results in self.devices.items()}
+        return {"watermark": self.watermark, "devices": devices}
 
 
 class Scorer(ABC):
@@ -124,33 +107,63 @@ class Scorer(ABC):
 
 
 class CheckpointScorer(Scorer):
-    """A model; a device without a head is scored by the nearest one's.
+    """A model (`tlp.model.checkpoint.Checkpoint`); a device without a head is scored by the nearest one's.
 
-    Args:
-        checkpoint: the model (`tlp.model.checkpoint.Checkpoint`).
-        threads: torch threads, 0: leave alone.
-        torch_device: where to compute.
+    Args: `threads` of torch, 0: leave alone; `torch_device`: where to compute.
     """
 
     def __init__(self, checkpoint: Any, *, threads: int = 0, torch_device: str = "cpu") -> None:
         self._checkpoint = checkpoint
-        self._threads = threads
-        self._torch_device = torch_device
+        self._options: dict[str, Any] = {"threads": threads, "torch_device": torch_device}
         self._predictors: dict[str, Any] = {}
 
     def score(self, device: Device, programs: Sequence[tuple[Sketch, Sequence[int]]]) -> npt.NDArray[np.floating[Any]]:
         """See `Scorer.score`. Raises InvalidInputError (no head may stand in for the device)."""
         if device.name not in self._predictors:
             self._predictors[device.name] = Predictor(
-                self._checkpoint,
-                device.name,
-                target=device.target,
-                family=device.family,
-                threads=self._threads,
-                torch_device=self._torch_device,
+                self._checkpoint, device.name, target=device.target, family=device.family, **self._options
             )
         scores: npt.NDArray[np.floating[Any]] = self._predictors[device.name].score_many(programs)
         return scores
+
+
+class ScreenedScorer(Scorer):
+    """Another scorer's scores, with those that are not finite below all others; counts what is wrong with them.
+
+    Without this, one NaN ends an evaluation, and a head that says the same of everything is ranked by luck.
+    """
+
+    def __init__(self, inner: Scorer) -> None:
+        self._inner = inner
+        self._tasks: Counter[str] = Counter()
+        self._flat: Counter[str] = Counter()
+        self._programs: Counter[str] = Counter()
+        self._not_finite: Counter[str] = Counter()
+
+    def score(self, device: Device, programs: Sequence[tuple[Sketch, Sequence[int]]]) -> npt.NDArray[np.floating[Any]]:
+        """See `Scorer.score`."""
+        scores = np.array(self._inner.score(device, programs), dtype=np.float64)  # a copy: it is written to
+        finite = np.isfinite(scores)
+        self._tasks[device.name] += 1
+        self._programs[device.name] += len(scores)
+        self._not_finite[device.name] += int((~finite).sum())
+        worst = scores[finite].min() if finite.any() else 0.0
+        self._flat[device.name] += len(scores) > 1 and bool(finite.all()) and bool((scores == scores[0]).all())
+        scores[~finite] = worst - 1.0
+        return scores
+
+    def defects(self) -> dict[str, str]:
+        """Device → what is wrong with its scores; devices with nothing wrong are left out.
+
+        Equal scores are wrong if more than half of the tasks have them: a task of a few similar programs may.
+        """
+        wrong = {}
+        for device, tasks in self._tasks.items():
+            if bad := self._not_finite[device]:
+                wrong[device] = f"{bad} of {self._programs[device]} scores are not finite"
+            elif 2 * self._flat[device] > tasks:
+                wrong[device] = f"all programs have the same score in {self._flat[device]} of {tasks} tasks"
+        return wrong
 
 
 def expected_best(latencies: FloatArray) -> tuple[float, ...]:
@@ -185,8 +198,6 @@ def evaluate(
     """Rank the measured programs of held-out networks with every scorer.
 
     Args:
-        store: the store.
-        devices: devices to evaluate on.
         scorers: name → scorer; the name `random` is taken.
         watermark: snapshot; None: now.
         holdout: None: as `choose_holdout` finds it.
@@ -201,7 +212,7 @@ def evaluate(
     held = holdout or choose_holdout(store, language=language)
     ids = sorted(held.workload_ids)
     sketches = {s.sketch_id: s for s in store.get_sketches(workload_ids=ids) if s.language == language} if ids else {}
-    found: dict[str, dict[str, PredictorResult]] = {}
+    results: dict[str, dict[str, PredictorResult]] = {}
     for name in devices:
         device = store.get_device(name)
         groups = _measured(store, name, mark, ids, list(sketches), exclude)
@@ -210,8 +221,8 @@ def evaluate(
         best = {RANDOM: {w: expected_best(group["latency_s"].to_numpy()) for w, group in groups.items()}}
         for label, scorer in scorers.items():
             best[label] = {w: _best_of(scorer, label, device, group, sketches) for w, group in groups.items()}
-        found[name] = {label: _result(held, groups, rows, label == RANDOM) for label, rows in best.items()}
-    return EvaluationReport(found, mark)
+        results[name] = {label: _result(held, groups, rows, label == RANDOM) for label, rows in best.items()}
+    return EvaluationReport(results, mark)
 
 
 def _measured(
@@ -235,9 +246,7 @@ def _best_of(
     scorer: Scorer, label: str, device: Device, group: pl.DataFrame, sketches: Mapping[str, Sketch]
 ) -> tuple[float, ...]:
     """Fastest latency among the k highest-ranked, k = 1 … MAX_K; equal scores are ranked in program order."""
-    programs = [
-        (sketches[s], d) for s, d in zip(group["sketch_id"].to_list(), group["decisions"].to_list(), strict=True)
-    ]
+    programs = [(sketches[s], d) for s, d in group.select("sketch_id", "decisions").iter_rows()]
     scores = np.asarray(scorer.score(device, programs), dtype=np.float64)
     if scores.shape != (group.height,) or not np.isfinite(scores).all():
         raise InvalidInputError(
@@ -254,9 +263,9 @@ def _result(
 ) -> PredictorResult:
     tasks = [
         TaskResult(
-            network=network,
-            workload_id=workload,
-            weight=weight,
+            network,
+            workload,
+            weight,
             programs=groups[workload].height,
             min_latency_s=float(groups[workload]["latency_s"].to_numpy().min()),
             best_latency_s=best[workload],

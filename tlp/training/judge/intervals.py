@@ -14,25 +14,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from tlp.training.judge.evaluate import PredictorResult
+from tlp.training.judge.evaluate import FloatArray, PredictorResult
 
 LEVEL = 0.95
 RESAMPLES = 2000
 SHOWN = (1, 5)
 """Top-k that tables and JSON have."""
-FloatArray = npt.NDArray[np.float64]
 Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Resampled:
-    """Top-k of the resamples.
-
-    Attributes:
-        tops: `(R, K)`, top-1 … top-K of each resample.
-    """
+    """`tops`: `(R, K)`, top-1 … top-K of each resample."""
 
     tops: FloatArray
 
@@ -48,19 +42,15 @@ class Resampled:
 
     def minus(self, other: Resampled, k: int) -> Interval:
         """Interval of the difference in top-k to a predictor of the same tasks, same seed."""
-        low, high = _ends(self.tops[:, k - 1] - other.tops[:, k - 1])
-        return float(low), float(high)
+        return Resampled(self.tops - other.tops).interval(k)
 
 
 def resample(
     result: PredictorResult, *, network: str | None = None, resamples: int = RESAMPLES, seed: int = 0
 ) -> Resampled:
     """Top-k of `resamples` draws of the tasks of all held-out networks, or of one."""
-    tasks = [task for task in result.tasks if network in (None, task.network)]
-    weights = np.array([task.weight for task in tasks], dtype=np.float64)
-    fastest = weights * np.array([task.min_latency_s for task in tasks])  # (T,)
-    chosen = weights[:, None] * np.array([task.best_latency_s for task in tasks])  # (T, K)
-    counts = draw_counts(len(tasks), resamples, seed)
+    fastest, chosen = result.weighted(network)
+    counts = draw_counts(len(fastest), resamples, seed)
     return Resampled((counts @ fastest)[:, None] / (counts @ chosen))
 
 
@@ -81,21 +71,14 @@ def _ends(values: FloatArray) -> FloatArray:
 def with_intervals(
     predictors: Mapping[str, PredictorResult], *, reference: str, resamples: int = RESAMPLES, seed: int = 0
 ) -> dict[str, Any]:
-    """What `PredictorResult.to_json` gives for each predictor of a device, with intervals.
+    """What `PredictorResult.to_json` gives for each predictor of a device (same tasks, same order), with intervals.
 
-    Args:
-        predictors: name → result, of the same tasks in the same order.
-        reference: the predictor that the others are compared with.
-        resamples: R.
-        seed: of the draws.
-
-    Returns:
-        Per predictor, beside `to_json`'s keys: `top1_interval`, `top5_interval`, `curve_interval` (lower ends, upper
-        ends), both intervals for each network, and `ahead`: how much the reference is ahead of it, `top1`, `top5`
-        and their paired intervals; None for the reference itself.
+    Beside `to_json`'s keys: `top1_interval`, `top5_interval`, `curve_interval` (lower ends, upper ends), both intervals
+    for each network, and `ahead`: how much the reference is ahead of it, `top1`, `top5` and their paired intervals;
+    None for the reference itself.
     """
     drawn = {name: resample(result, resamples=resamples, seed=seed) for name, result in predictors.items()}
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for name, result in predictors.items():
         entry = result.to_json()
         entry |= {f"top{k}_interval": list(drawn[name].interval(k)) for k in SHOWN}
@@ -108,5 +91,5 @@ def with_intervals(
             entry["ahead"] = {f"top{k}": predictors[reference].top(k) - result.top(k) for k in SHOWN} | {
                 f"top{k}_interval": list(drawn[reference].minus(drawn[name], k)) for k in SHOWN
             }
-        found[name] = entry
-    return found
+        entries[name] = entry
+    return entries

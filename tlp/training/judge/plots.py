@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from tlp.training.judge.evaluate import EvaluationReport
+from tlp.training.judge.evaluate import EvaluationReport
+from tlp.training.judge.intervals import resample
 
 DPI = 120
 _RANDOM_COLOUR = "0.6"
@@ -35,8 +35,6 @@ def _colour(name: str, index: int) -> str:
 
 def top_k_curves(report: EvaluationReport, path: Path, *, seed: int = 0) -> Path:
     """Top-k against k with 95% bands over tasks, one panel per device, one line per predictor. Returns `path`."""
-    from tlp.training.judge.intervals import resample
-
     with panels(path, max(len(report.devices), 1)) as axes:
         for axis, (device, predictors) in zip(axes[0], report.devices.items(), strict=False):
             for index, (name, result) in enumerate(sorted(predictors.items())):
@@ -84,11 +82,7 @@ def draw_all(report: EvaluationReport, curves: Mapping[str, Sequence[float]], fo
     """All figures of a training; those without data are left out. Returns the files."""
     drawn: list[Path] = []
     if report.devices:
-        drawers: list[tuple[str, Callable[[EvaluationReport, Path], Path]]] = [
-            ("top_k.png", top_k_curves),
-            ("networks_top1.png", network_bars),
-        ]
-        drawn += [draw(report, folder / name) for name, draw in drawers]
+        drawn += [top_k_curves(report, folder / "top_k.png"), network_bars(report, folder / "networks_top1.png")]
     if curves:
         drawn.append(learning_curve(curves, folder / "learning_curve.png"))
     return drawn
