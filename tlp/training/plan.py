@@ -292,9 +292,8 @@ def _unless_stopped(store: MeasurementStore, plan: TrainingPlan, due: Decision, 
     mark = int(last.result["watermark"])
     if (new := new_samples(store, device, mark, plan.language)) >= needed:
         return due
-    reason = (
-        f"{device}: the gate stopped version {last.result.get('version')}; {new} new samples since, {needed} needed"
-    )
+    stopped = last.result.get("version")
+    reason = f"{device}: the gate stopped version {stopped}; {new} new samples since, {needed} needed"
     numbers = {**due.numbers, "new_samples": new, "needed": needed, "watermark": mark}
     return Decision(False, DecisionCode.STOPPED_BEFORE, reason, numbers)
 

@@ -81,9 +81,8 @@ def choose_tasks(
         why = f"nearest {place} of {len(able)}: {_nearness(device, d, rhos.get(d.name))}"
         tasks.append(Task(d.name, Role.AUXILIARY, samples[d.name], rhos.get(d.name), why))
     why = f"head of the champion, not among the {len(nearest)} nearest"
-    for name in sorted({d.name for d in family if d.name in heads} - {d.name for d in nearest}):
-        tasks.append(Task(name, Role.KEPT, samples[name], rhos.get(name), why))
-    return tasks
+    kept = sorted({d.name for d in family if d.name in heads} - {d.name for d in nearest})
+    return tasks + [Task(name, Role.KEPT, samples[name], rhos.get(name), why) for name in kept]
 
 
 def _nearness(device: Device, other: Device, correlation: float | None) -> str:
