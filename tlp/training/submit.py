@@ -67,13 +67,11 @@ class Training:
         on_epoch: OnEpoch | None = None,
     ) -> None:
         self.fleet, self.plan, self.on_epoch = fleet, plan, on_epoch
-        self.started = time.monotonic()
+        self.started, self.promoted, self.not_promoted = time.monotonic(), False, ""
         self.dataset: Dataset | None = None
         self.model: Model | None = None
         self.report: EvaluationReport | None = None
         self.version: int | None = None
-        self.promoted = False
-        self.not_promoted = ""
         if kept is not None:
             self.kept = kept
 

@@ -80,13 +80,7 @@ def _groups(store: MeasurementStore, measured: pl.DataFrame) -> list[Group]:
 
 
 class FeatureScorer(Scorer):
-    """A cost model of TVM's on per-store features, of one device.
-
-    Args:
-        features: for the device's target.
-        seed: of the model's random numbers.
-        threads: of the model; 0: as many as TVM or torch takes by itself.
-    """
+    """A cost model of TVM's on per-store features of one device; 0 threads: as many as TVM or torch takes by itself."""
 
     name: ClassVar[str]
     width: ClassVar[int]

@@ -25,7 +25,7 @@ from tlp.training.judge.baselines import FeatureScorer, MLPScorer, XGBScorer, he
 from tlp.training.judge.evaluate import RANDOM, Scorer
 from tlp.training.kinds import scorer_of
 from tlp.training.learn.strategy import JointStrategy
-from tlp.training.learn.trainer import EpochReport, TrainOptions
+from tlp.training.learn.trainer import TrainOptions
 
 FEATURE_SCORERS: Final[Mapping[str, type[FeatureScorer]]] = {"xgb": XGBScorer, "mlp": MLPScorer}
 SINGLE: Final = "single"
@@ -42,14 +42,12 @@ BASELINES: Final[Mapping[str, str]] = {
 
 @dataclass
 class Baselines:
-    """Baselines of one device.
+    """Baselines of one device that could be trained.
 
     Attributes:
-        scorers: name → scorer; those that could be trained.
         facts: name → `programs` it was trained on, `seconds` it took, features included.
         notes: why one is missing, one sentence each.
-        exclude: ids of held-out programs that TVM cannot replay, so that `xgb` and `mlp` have no features of them;
-            no predictor is to be asked about them. Empty if neither was trained.
+        exclude: ids of held-out programs without features for `xgb` and `mlp`: no predictor is to be asked about them.
     """
 
     scorers: dict[str, Scorer] = field(default_factory=dict)
@@ -98,9 +96,7 @@ def train_baselines(
     Args:
         names: out of `TRAINED`.
         checkpoint: the version they are compared with: its sizes and encoder are those of `single`.
-        watermark: snapshot to train on.
-        evaluated_at: snapshot that will be evaluated.
-        holdout: what training must not see.
+        watermark, evaluated_at: snapshots to train on and to evaluate.
     """
     baselines = Baselines()
     named = [name for name in names if name in FEATURE_SCORERS]
@@ -153,11 +149,9 @@ def _train_single(
             length=checkpoint.config.length,
         )
         with track(f"{SINGLE}: training on {device.name}", options.epochs, every=5) as update:
-
-            def on_epoch(report: EpochReport) -> None:
-                update(report.epoch, f"loss {report.loss:.3f}")
-
-            trained = JointStrategy().train(dataset, options, config=checkpoint.config, on_epoch=on_epoch)
+            trained = JointStrategy().train(
+                dataset, options, config=checkpoint.config, on_epoch=lambda r: update(r.epoch, f"loss {r.loss:.3f}")
+            )
     except InvalidInputError as exc:
         baselines.notes.append(f"{device.name}: {SINGLE} left out, {exc.message}")
         return

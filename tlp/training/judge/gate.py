@@ -70,9 +70,7 @@ class GateVerdict:
     """Whether a candidate passed, and why.
 
     Attributes:
-        passed: it may be promoted.
-        reasons: what stopped it, or what it passed; one sentence each.
-        comparisons: every figure that was looked at.
+        reasons: what stopped it, or what it passed; one line each.
     """
 
     passed: bool
@@ -132,7 +130,6 @@ def judge(
 
     Args:
         report: of one snapshot, so that tasks are the same for all predictors.
-        settings: `gate_max_other_drop`, `gate_bootstrap`, `seed`.
         trained: devices the training was for.
         candidate: its name in the report.
         champion: its name; None: there is no champion.
@@ -216,10 +213,7 @@ def _headline(facts: Mapping[str, Any], gate: Mapping[str, Any]) -> str:
 def _comparisons(comparisons: Sequence[Mapping[str, Any]]) -> str:
     if not comparisons:
         return ""
-    lines = [
-        "| device | | candidate | reference | difference | 95% bounds | |",
-        "|---|---|---:|---:|---:|---:|---|",
-    ]
+    lines = ["| device | | candidate | reference | difference | 95% bounds | |", "|---|---|---:|---:|---:|---:|---|"]
     lines += [
         f"| {c['device']} | top-{c['k']} | {c['candidate']:.3f} | {c['reference']:.3f} ({c['against']}) "
         f"| {c['candidate'] - c['reference']:+.3f} | {c['low']:+.3f} … {c['high']:+.3f} | {c.get('verdict', '')} |"
