@@ -83,8 +83,7 @@ def scorer_of(fleet: Fleet, model: Model) -> Scorer:
 def _mtl_tlp_scorer(fleet: Fleet, model: Model) -> Scorer:
     from tlp.training.judge.evaluate import CheckpointScorer  # its predictor imports torch
 
-    settings = fleet.settings
-    return CheckpointScorer(model, threads=settings.torch_threads, torch_device=settings.torch_device)
+    return CheckpointScorer(model, threads=fleet.settings.torch_threads, torch_device=fleet.settings.torch_device)
 
 
 register_trained_kind(TrainedKind(MTL_TLP, LANGUAGES, _mtl_tlp_scorer))

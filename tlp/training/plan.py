@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import tenacity
@@ -75,7 +76,6 @@ class TrainingPlan:
     Attributes:
         samples: language → OK samples of the device.
         champion: the model in force, loaded; None: there is none (or none that can be read, from scratch).
-        from_scratch: new weights were asked for.
         strategy: how the samples enter the parent.
         tasks: heads of the new version; empty if no training is due and nobody asked for a dry run.
     """
@@ -165,9 +165,8 @@ def plan_trainings(fleet: Fleet, request: TrainRequest, devices: Sequence[Device
     strategy = make_strategy(request.strategy or fleet.settings.train_strategy, devices[0].name, None)
     drafts = [TrainingPlan(d, kind, counts.get(d.name, {}), None, request.from_scratch, strategy) for d in devices]
     force = request.force or request.from_scratch
-    if force:
-        for draft in drafts:
-            kind.require_language(draft.device.name, draft.language)
+    for draft in drafts if force else ():
+        kind.require_language(draft.device.name, draft.language)
     champion = _champion(fleet, drafts[0].key, request)
     plans = []
     for draft in drafts:
@@ -181,9 +180,8 @@ def plan_trainings(fleet: Fleet, request: TrainRequest, devices: Sequence[Device
 
 def _champion(fleet: Fleet, key: str, request: TrainRequest) -> UsableVersion[Model] | None:
     try:
-        if request.dry_run:
-            return find_champion(fleet.registry, key)
-        return patiently(fleet.settings, lambda: find_champion(fleet.registry, key))
+        find = partial(find_champion, fleet.registry, key)
+        return find() if request.dry_run else patiently(fleet.settings, find)
     except ModelFormatError:
         if request.from_scratch:
             return None

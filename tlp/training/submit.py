@@ -122,8 +122,8 @@ def evaluate_candidate(training: Training) -> None:
 
 def register_candidate(training: Training) -> None:
     """Make it a version, whatever the verdict; finishes what a kill left open."""
-    submission = _submission(training.kept, training.manifest, training.judged)
-    training.version = patiently(training.fleet.settings, lambda: training.fleet.registry.register(submission))
+    fleet, submission = training.fleet, _submission(training.kept, training.manifest, training.judged)
+    training.version = patiently(fleet.settings, lambda: fleet.registry.register(submission))
 
 
 def pass_gate(training: Training) -> bool:
@@ -227,13 +227,8 @@ def _submission(candidate: KeptCandidate, manifest: Manifest, judged: Judged) ->
         manifest.samples, manifest.strategy, manifest.parent, gate.passed, gate.reasons, judged.champion
     )
     origin: dict[str, Any] = {"strategy": manifest.strategy, "watermark": manifest.watermark}
-    page = origin | {
-        "model": model_name(facts.key),
-        "gate": judged.gate,
-        "warnings": facts.warnings,
-        "samples": manifest.samples,
-        "parent": manifest.parent,
-    }
+    page = origin | {"samples": manifest.samples, "parent": manifest.parent}
+    page |= {"model": model_name(facts.key), "gate": judged.gate, "warnings": facts.warnings}
     params = origin | {
         "device": facts.device,
         "devices": list(manifest.heads),

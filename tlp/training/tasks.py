@@ -37,7 +37,7 @@ class Task:
 
     Attributes:
         samples: OK samples in the language.
-        correlation: Spearman's rank correlation with the focus on programs both have measured; None: there are none.
+        correlation: Spearman's, with the focus on programs both have measured; None: there are none.
     """
 
     device: str
@@ -112,9 +112,9 @@ def correlations(store: MeasurementStore, device: str, others: list[str]) -> Map
         .pivot("device", index=["workload_id", "program_id"], values="latency_s")
         .sort("workload_id", "program_id")
     )
-    if device not in frame.columns:
-        return {}
     measured = [name for name in names if name in frame.columns]
+    if device not in measured:
+        return {}
     workload = frame["workload_id"].rle_id().to_numpy().astype(np.int64)
     rhos = rank_correlations(workload, frame.select(measured).to_numpy(), measured.index(device))
     return {name: float(rho) for name, rho in zip(measured, rhos, strict=True) if name != device and not np.isnan(rho)}

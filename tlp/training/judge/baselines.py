@@ -1,8 +1,7 @@
 """Cost models we did not write, trained on the samples MTL-TLP was trained on: TVM's XGBModel and its MLPModel.
 
-Both are used as TVM ships them, through `update` and `predict`, on `PerStoreFeature`s from the cache
-(`tlp.programs.per_store`): TVM asks a feature extractor of ours, which hands out what was prepared. What differs from
-TVM's defaults, and why:
+TVM ships both; a feature extractor of ours hands them `PerStoreFeature`s from the cache (`tlp.programs.per_store`).
+What differs from TVM's defaults, and why:
 
 - XGBModel predicts at random before 100 samples and skips some of the retrainings that `update` makes: here it has no
   warm-up and is trained once, with the last workload.

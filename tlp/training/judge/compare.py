@@ -58,8 +58,7 @@ class Baselines:
     def leave_out_features(self, reason: str) -> None:
         """Take `xgb` and `mlp` out again; `reason` is noted."""
         gone = [name for name in FEATURE_SCORERS if self.scorers.pop(name, None)]
-        for name in gone:
-            del self.facts[name]
+        self.facts = {name: facts for name, facts in self.facts.items() if name not in gone}
         self.exclude = frozenset()
         self.notes.append(f"{reason}: {', '.join(gone)} left out")
 

@@ -128,17 +128,11 @@ class CheckpointScorer(Scorer):
 
 
 class ScreenedScorer(Scorer):
-    """Another scorer's scores, with those that are not finite below all others; counts what is wrong with them.
-
-    Without this, one NaN ends an evaluation, and a head that says the same of everything is ranked by luck.
-    """
+    """Another scorer's scores, with those that are not finite below all others; counts what is wrong with them."""
 
     def __init__(self, inner: Scorer) -> None:
         self._inner = inner
-        self._tasks: Counter[str] = Counter()
-        self._flat: Counter[str] = Counter()
-        self._programs: Counter[str] = Counter()
-        self._not_finite: Counter[str] = Counter()
+        self._tasks, self._flat, self._programs, self._not_finite = (Counter[str]() for _ in range(4))
 
     def score(self, device: Device, programs: Sequence[tuple[Sketch, Sequence[int]]]) -> npt.NDArray[np.floating[Any]]:
         """See `Scorer.score`."""

@@ -57,8 +57,7 @@ def resample(
 def draw_counts(tasks: int, resamples: int, seed: int) -> FloatArray:
     """`(R, T)`: how often each task is in each resample; rows sum to T."""
     drawn = np.random.default_rng(seed).multinomial(tasks, np.full(tasks, 1.0 / tasks), size=resamples)
-    counts: FloatArray = drawn.astype(np.float64)
-    return counts
+    return drawn.astype(np.float64)
 
 
 def _ends(values: FloatArray) -> FloatArray:
