@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tlp.training.judge.evaluate import MAX_K, PredictorResult, TaskResult
@@ -50,6 +50,7 @@ def slowly(result: PredictorResult, counts: np.ndarray, k: int) -> list[float]:
     return found
 
 
+@settings(deadline=None)  # a busy machine is slow now and then
 @given(pairs(), st.integers(1, MAX_K), st.integers(0, 5))
 def test_intervals_are_those_of_a_plain_loop(pair: tuple[PredictorResult, PredictorResult], k: int, seed: int) -> None:
     a, _b = pair
@@ -63,6 +64,7 @@ def test_intervals_are_those_of_a_plain_loop(pair: tuple[PredictorResult, Predic
     assert drawn_a.minus(drawn_b, k) == pytest.approx(tuple(np.percentile(difference, [tail, 100 - tail])), abs=1e-9)
 
 
+@settings(deadline=None)  # a busy machine is slow now and then
 @given(pairs())
 def test_what_holds_for_any_interval(pair: tuple[PredictorResult, PredictorResult]) -> None:
     a, b = pair
@@ -77,6 +79,7 @@ def test_what_holds_for_any_interval(pair: tuple[PredictorResult, PredictorResul
     assert drawn.interval(3) == resample(a, resamples=60).interval(3)
 
 
+@settings(deadline=None)  # a busy machine is slow now and then
 @given(tasks(count=1))
 def test_one_task_has_no_spread(one: list[TaskResult]) -> None:
     result = PredictorResult(tuple(one))
