@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext
@@ -48,6 +50,26 @@ def test_with_a_server_the_run_and_its_table_are_there(store, prefect_api, monke
         keys = [artifact.key for artifact in client.read_artifacts() if artifact.flow_run_id == run.id]
     assert keys == ["measure-cpu"]
     assert tasks == {"measure 3 programs on cpu"}
+
+
+def test_the_page_of_a_retraining_shows_its_steps(store, prefect_api, monkeypatch):
+    """One task run per step, in the order in which they began; a version is promoted only if it passed."""
+    monkeypatch.setenv("TLP_TRAIN_EPOCHS", "1")
+    get_settings.cache_clear()
+    measure_until_quota(fleet_of(get_settings(), store), QUOTA)
+    monkeypatch.setenv("PREFECT_API_URL", prefect_api)
+    report = launch(TrainRequest(device="cpu"))
+    assert report["version"] == "1"
+    work = ["snapshot for cpu", "train cpu", "evaluate cpu", "register cpu", "gate version 1"]
+    promoted = ["promote version 1"] if report["promoted"] else []
+    expected = ["reconcile registry", "decide: retrain cpu", *work, *promoted]
+    end, shown = time.monotonic() + 30, []
+    with get_client(sync_client=True) as client:
+        (run,) = [r for r in client.read_flow_runs() if r.name == "retrain cpu"]
+        while len(shown) < len(expected) and time.monotonic() < end:  # the server writes them a moment later
+            tasks = [t for t in client.read_task_runs() if t.flow_run_id == run.id and t.state_name == "Completed"]
+            shown = [t.name for t in sorted(tasks, key=lambda t: t.start_time)]
+    assert shown == expected
 
 
 def test_a_flow_opens_the_fleet_once_and_hands_it_to_its_steps(store, prefect_api, monkeypatch):
