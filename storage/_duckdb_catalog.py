@@ -204,8 +204,8 @@ class CatalogTables(MeasurementStore):
         *,
         code: ReasonCode | None = None,
     ) -> None:
-        checks.check_outcome(run_id, state)
-        text, code = json_text("result of a run", result or {}), code or checks.outcome_code(state)
+        default = checks.outcome_code(run_id, state)
+        text, code = json_text("result of a run", result or {}), code or default
         with self._connector.writing() as con:
             run = _run(con, run_id)
             if run.state.is_finished():
@@ -299,7 +299,8 @@ def insert_sketches(con: Connection, sketches: Iterable[Sketch]) -> int:
     if unknown:
         raise InvalidInputError(f"{len(unknown)} workload(s) of sketches are unknown, e.g. {min(unknown)}")
     for sketch in fresh:
-        checks.check_sketch(sketch)
+        if sketch.decision_width < 0:
+            raise InvalidInputError(f"sketch {sketch.sketch_id} has decision_width {sketch.decision_width}")
     _SKETCHES.insert(con, fresh)
     return len(fresh)
 
@@ -336,7 +337,7 @@ def _events_of(con: Connection, name: str, order: str | None = None) -> list[Dev
 def _add_workloads(con: Connection, workloads: Iterable[Workload]) -> int:
     wanted = first_by(workloads, "workload_id")
     stored = known(con, "workloads", "workload_id", list(wanted))
-    fresh = [checks.checked_workload(w) for w in wanted.values() if w.workload_id not in stored]
+    fresh = [w for w in wanted.values() if w.workload_id not in stored]
     _WORKLOADS.insert(con, fresh)
     return len(fresh)
 

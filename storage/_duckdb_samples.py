@@ -21,8 +21,7 @@ from storage.frames import (
     check_programs,
     check_value_or_error,
     conform,
-    measurement_frame,
-    program_frame,
+    rows_frame,
 )
 from storage.rows import Canary, MeasurementBatch, Sketch
 from storage.states import MeasurementState
@@ -48,8 +47,8 @@ class SampleTables(MeasurementStore):
     # -- writing ----------------------------------------------------------------------------------------------
     def add_measurements(self, batch: MeasurementBatch) -> int:
         return self.add_measurement_frames(
-            program_frame(batch.programs),
-            measurement_frame(batch.measurements),
+            rows_frame(batch.programs, PROGRAM_SCHEMA, "programs"),
+            rows_frame(batch.measurements, MEASUREMENT_SCHEMA, "measurements"),
             sketches=batch.sketches,
             canaries=batch.canaries,
         )

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from storage.errors import ErrorCode, InvalidInputError, NotFoundError
 from storage.names import validate_name
-from storage.rows import Canary, Device, Network, RoundQuality, Sketch, TuningResult, Workload, canonical_json
+from storage.rows import Canary, Device, Network, RoundQuality, TuningResult, canonical_json
 from storage.states import ReasonCode, RunState
 
 _Row = TypeVar("_Row")
@@ -104,27 +104,11 @@ def checked_network(network: Network) -> Network:
     return replace(network, tasks=tuple(network.tasks), added_at=to_utc(to_naive_utc(network.added_at)))
 
 
-def checked_workload(workload: Workload) -> Workload:
-    """The workload as any store returns it. Raises InvalidInputError."""
-    context = json_copy(f"context of workload {workload.name}", workload.context)
-    return replace(workload, context=context)
-
-
-def check_sketch(sketch: Sketch) -> None:
-    """Raise InvalidInputError for a negative width."""
-    if sketch.decision_width < 0:
-        raise InvalidInputError(f"sketch {sketch.sketch_id} has decision_width {sketch.decision_width}")
-
-
-def check_outcome(run_id: str, state: RunState) -> None:
-    """Raise InvalidInputError unless `state` ends a run."""
+def outcome_code(run_id: str, state: RunState) -> ReasonCode:
+    """The code of a run that ended in `state` without saying more. Raises InvalidInputError if none ends so."""
     if not state.is_finished():
         raise InvalidInputError(f"run {run_id} cannot be finished as {state}")
-
-
-def outcome_code(state: RunState) -> ReasonCode:
-    """The code of a run that ended in `state` without saying more."""
-    return {RunState.SKIPPED: ReasonCode.NOTHING_TO_DO}.get(state) or ReasonCode(state.lower())
+    return ReasonCode.NOTHING_TO_DO if state is RunState.SKIPPED else ReasonCode(state.lower())
 
 
 def checked_tuning_result(result: TuningResult) -> TuningResult:

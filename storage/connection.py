@@ -260,15 +260,8 @@ def _transaction(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        _rollback(connection)
+        # A fatal error ends the transaction itself; the first exception explains it, closing rolls the rest back.
+        with suppress(duckdb.Error):
+            connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
-
-
-def _rollback(connection: duckdb.DuckDBPyConnection) -> None:
-    try:
-        connection.execute("ROLLBACK")
-    except duckdb.Error:
-        # The transaction is gone already (a fatal error invalidates the instance); the first exception is the one
-        # that explains it, and closing the connection rolls back what is left.
-        return

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
 
+from storage.checks import to_naive_utc
 from storage.errors import InvalidInputError
 from storage.rows import Measurement, Program, field_types
 from storage.states import MeasurementState
@@ -54,29 +55,18 @@ OUTCOME_COLUMNS = (
 BEST_COLUMNS = ("workload_id", "program_id", "sketch_id", "decisions", "latency_s", "canary_off")
 
 _LIST_ELEMENTS = {"decisions": pa.int32(), "run_secs": pa.float64()}
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH = datetime(1970, 1, 1)
 _MICROSECOND = timedelta(microseconds=1)
 _STATES = [str(state) for state in MeasurementState]
 
 
 def utc_microseconds(at: datetime) -> int:
     """Microseconds since 1970. Raises InvalidInputError for a datetime without time zone."""
-    if at.tzinfo is None:
-        raise InvalidInputError(f"the time {at.isoformat()} has no time zone")
-    return (at - _EPOCH) // _MICROSECOND
+    return (to_naive_utc(at) - _EPOCH) // _MICROSECOND
 
 
-def program_frame(programs: Sequence[Program]) -> pl.DataFrame:
-    """Programs as a frame of PROGRAM_SCHEMA. Raises InvalidInputError for decisions beyond 32 bits."""
-    return _frame(programs, PROGRAM_SCHEMA, "programs")
-
-
-def measurement_frame(measurements: Sequence[Measurement]) -> pl.DataFrame:
-    """Measurements as a frame of MEASUREMENT_SCHEMA. Raises InvalidInputError for values of the wrong type."""
-    return _frame(measurements, MEASUREMENT_SCHEMA, "measurements")
-
-
-def _frame(rows: Sequence[Any], schema: pl.Schema, what: str) -> pl.DataFrame:
+def rows_frame(rows: Sequence[Any], schema: pl.Schema, what: str) -> pl.DataFrame:
+    """Rows as a frame. Raises InvalidInputError for values of the wrong type, e.g. decisions beyond 32 bits."""
     try:
         return pl.DataFrame(
             [_series(name, kind, [getattr(row, name) for row in rows]) for name, kind in schema.items()]

@@ -89,10 +89,6 @@ class LandingFolder:
         """Files that wait, oldest first."""
         return [path for path, _ in look(self.path).batches]
 
-    def rejected(self) -> list[Path]:
-        """Files that were set aside."""
-        return set_aside(self.path)
-
     def waiting_samples(self, store: MeasurementStore, device: str) -> int:
         """OK measurements of a device, not flagged, in files that wait and are not in the store yet."""
         pending = self.pending()

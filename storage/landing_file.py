@@ -13,7 +13,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
 from typing import Any
 
 import polars as pl
@@ -21,10 +20,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage.checks import checked_canary
-from storage.errors import ErrorCode, InvalidInputError, StoreVersionError, TlpError
+from storage.errors import InvalidInputError, TlpError
 from storage.frames import MEASUREMENT_SCHEMA, utc_microseconds
 from storage.rows import Canary, MeasurementBatch, Program, Sketch, canonical_json
-from storage.schema import release, requirement
+from storage.schema import check_format, release
 from storage.states import CanaryState
 
 FORMAT = "tlp-landing"
@@ -62,11 +61,6 @@ class Content:
     canaries: Sequence[Canary]
 
 
-@lru_cache(maxsize=1)
-def _release() -> str:
-    return release()  # reading a package's metadata takes longer than writing a batch
-
-
 def encode(batch: MeasurementBatch) -> bytes:
     """A file's bytes. Raises InvalidInputError: a program or sketch is missing, a value is of the wrong type."""
     programs = {program.program_id: program for program in batch.programs}
@@ -79,7 +73,7 @@ def encode(batch: MeasurementBatch) -> bytes:
     value = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
-        "release": _release(),
+        "release": release(),
         "canaries": [_canary_value(checked_canary(canary)) for canary in batch.canaries],
     }
     rows = batch.measurements
@@ -116,15 +110,7 @@ def decode(name: str, data: bytes) -> Content:
     try:
         table = pq.ParquetFile(io.BytesIO(data)).read(use_threads=False)
         value = json.loads((table.schema.metadata or {})[_METADATA])
-        if value["format"] != FORMAT:
-            raise InvalidInputError(f"{name}.parquet has the format {value['format']!r}, not {FORMAT!r}")
-        if value["format_version"] > FORMAT_VERSION:
-            raise StoreVersionError(
-                f"{name}.parquet was written by release {value['release']} in format {value['format_version']}; "
-                f"release {release()} reads up to {FORMAT_VERSION}",
-                code=ErrorCode.STORE_NEWER,
-                requirement=requirement(value["release"]),
-            )
+        check_format(f"{name}.parquet", value, FORMAT, FORMAT_VERSION)
         if not table.schema.equals(_ARROW_SCHEMA):
             raise InvalidInputError(f"{name}.parquet has other columns than a batch: {', '.join(table.schema.names)}")
         table.validate(full=True)  # texts that are no UTF-8 among others

@@ -44,12 +44,11 @@ from storage.errors import (
     InvalidInputError,
     NotFoundError,
     StoreError,
-    StoreVersionError,
     TlpError,
 )
 from storage.frames import MEASUREMENT_SCHEMA, PROGRAM_SCHEMA, conform, frame_schema, value_or_error_problems
 from storage.rows import Device, ImportReport, Network, NetworkTask, Sketch, SkippedLine, Workload
-from storage.schema import release, requirement
+from storage.schema import check_format, release
 from storage.states import DeviceState, MeasurementState, RunKind, RunState
 
 FORMAT = "tlp-measurements"
@@ -57,6 +56,7 @@ FORMAT_VERSION = 2
 _MANIFEST = "manifest.json"
 _BATCH_ROWS = 50_000  # per transaction: others get the store in between
 _STRING = pl.String()
+_BAD_VALUES = (ValueError, KeyError, TypeError, AttributeError, pl.exceptions.PolarsError)  # of a damaged folder
 _SCHEMAS = {
     "devices": frame_schema(Device),
     "workloads": frame_schema(Workload),
@@ -131,8 +131,7 @@ def import_parquet(store: MeasurementStore, folder: Path, *, run_id: str | None 
     """
     tables, compared = _read_tables(folder)
     if not compared:
-        with _refusing(folder):
-            _rehearse(tables)
+        _rehearse(folder, tables)
     if run_id is not None:
         return _import_tables(store, tables, run_id)
     process = psutil.Process()
@@ -150,11 +149,16 @@ def import_parquet(store: MeasurementStore, folder: Path, *, run_id: str | None 
     return report
 
 
-def _rehearse(tables: dict[str, pl.DataFrame]) -> None:
-    """Raise what a store would raise half-way."""
+def _rehearse(folder: Path, tables: dict[str, pl.DataFrame]) -> None:
+    """Import into memory, and raise in one sentence what a store would raise half-way."""
     store = DuckDBStore()
     run_id = store.start_run(RunKind.IMPORT, device=None, params={}, owner={})
-    _import_tables(store, tables, run_id)
+    try:
+        _import_tables(store, tables, run_id)
+    except InvalidInputError as exc:
+        raise InvalidInputError(f"{folder} is damaged: {exc.message}") from exc
+    except _BAD_VALUES as exc:
+        raise _not_exported(folder, exc) from exc
 
 
 def _table(name: str, rows: Sequence[Any]) -> pl.DataFrame:
@@ -236,12 +240,7 @@ def _add_networks(store: MeasurementStore, tables: dict[str, pl.DataFrame]) -> N
 # -- the folder: written complete or not at all, read whole or not at all --------------------------------------------
 @contextmanager
 def _new_folder(folder: Path) -> Iterator[Path]:
-    """A draft folder that takes its place when the body is through, and vanishes if it fails.
-
-    Raises:
-        AlreadyExistsError: the folder is there and not empty.
-        StoreError: it cannot be written.
-    """
+    """A draft folder that takes its place when the body is through, and vanishes if it fails."""
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise AlreadyExistsError(f"{folder} exists and is not empty", code=ErrorCode.FOLDER_EXISTS, folder=folder)
@@ -283,26 +282,12 @@ def _write_tables(
 
 
 def _read_tables(folder: Path) -> tuple[dict[str, pl.DataFrame], bool]:
-    """The files of a folder, and whether their checksums were there to be compared.
-
-    Raises:
-        NotFoundError: no such folder.
-        InvalidInputError: not an exported folder, or cut or damaged.
-        StoreVersionError: a newer release wrote it.
-    """
+    """The files of a folder, and whether their checksums were there to be compared."""
     if not folder.is_dir():
         raise NotFoundError(f"no folder {folder}", code=ErrorCode.FOLDER_UNKNOWN, folder=folder.parent)
     try:
         manifest = json.loads((folder / _MANIFEST).read_text())
-        if manifest["format"] != FORMAT:
-            raise InvalidInputError(f"{folder} has the format {manifest['format']!r}, not {FORMAT!r}")
-        if manifest["format_version"] > FORMAT_VERSION:
-            raise StoreVersionError(
-                f"{folder} was written by release {manifest['release']} in format {manifest['format_version']}; "
-                f"release {release()} reads up to {FORMAT_VERSION}",
-                code=ErrorCode.STORE_NEWER,
-                requirement=requirement(manifest["release"]),
-            )
+        check_format(str(folder), manifest, FORMAT, FORMAT_VERSION)
         digests = manifest.get("sha256")
         tables = {}
         for name, schema in _SCHEMAS.items():
@@ -314,22 +299,9 @@ def _read_tables(folder: Path) -> tuple[dict[str, pl.DataFrame], bool]:
                 raise InvalidInputError(f"{path} has {tables[name].height} rows, not {manifest['rows'][name]}")
     except TlpError:
         raise
-    except pl.exceptions.PanicException as exc:  # not a PolarsError, not even an Exception
-        raise _not_exported(folder, exc) from exc
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, pl.exceptions.PolarsError) as exc:
+    except (OSError, pl.exceptions.PanicException, *_BAD_VALUES) as exc:  # a panic is not even an Exception
         raise _not_exported(folder, exc) from exc
     return tables, digests is not None
-
-
-@contextmanager
-def _refusing(folder: Path) -> Iterator[None]:
-    """Turn what rows of a damaged folder raise on their way into a store into one sentence."""
-    try:
-        yield
-    except InvalidInputError as exc:
-        raise InvalidInputError(f"{folder} is damaged: {exc.message}") from exc
-    except (ValueError, KeyError, TypeError, AttributeError, pl.exceptions.PolarsError) as exc:
-        raise _not_exported(folder, exc) from exc
 
 
 def _not_exported(folder: Path, exc: BaseException) -> InvalidInputError:

@@ -14,32 +14,33 @@ Times are naive UTC (`…_utc`): the connection's time zone must not matter.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import duckdb
 
 from storage.connection import Connector, MemoryConnector, map_duckdb_errors, translate_os_error
-from storage.errors import ErrorCode, StoreCorruptError, StoreVersionError
+from storage.errors import ErrorCode, InvalidInputError, StoreCorruptError, StoreVersionError
 
 
 @dataclass(frozen=True)
 class Migration:
-    """One step of the schema: its statements and its record are one transaction."""
+    """One step of the schema: its SQL and its record are one transaction."""
 
     version: int
     name: str
-    statements: tuple[str, ...]
+    sql: str
 
 
 _INITIAL = Migration(
     1,
     "initial",
-    (
-        """
+    """
         CREATE TABLE devices (
             name VARCHAR PRIMARY KEY,
             target VARCHAR NOT NULL,  -- JSON
@@ -48,18 +49,14 @@ _INITIAL = Migration(
             facts VARCHAR NOT NULL,  -- JSON
             endpoint VARCHAR NOT NULL,  -- JSON
             enrolled_at_utc TIMESTAMP NOT NULL
-        )
-        """,
-        """
+        );
         CREATE TABLE device_events (
             event_no BIGINT NOT NULL,
             device VARCHAR NOT NULL,
             at_utc TIMESTAMP NOT NULL,
             state VARCHAR NOT NULL,
             reason VARCHAR NOT NULL
-        )
-        """,
-        """
+        );
         CREATE TABLE workloads (
             workload_id VARCHAR PRIMARY KEY,
             workload_no BIGINT NOT NULL,
@@ -67,35 +64,27 @@ _INITIAL = Migration(
             mod_json VARCHAR NOT NULL,
             structural_hash VARCHAR NOT NULL,
             context VARCHAR NOT NULL  -- JSON
-        )
-        """,
-        """
+        );
         CREATE TABLE networks (
             name VARCHAR PRIMARY KEY,
             holdout BOOLEAN NOT NULL,
             source VARCHAR NOT NULL,
             added_at_utc TIMESTAMP NOT NULL
-        )
-        """,
-        """
+        );
         CREATE TABLE network_tasks (
             network VARCHAR NOT NULL,
             task_no INTEGER NOT NULL,
             workload_id VARCHAR NOT NULL,
             task VARCHAR NOT NULL,
             weight INTEGER NOT NULL CHECK (weight >= 1)
-        )
-        """,
-        """
+        );
         CREATE TABLE sketches (
             sketch_id VARCHAR PRIMARY KEY,
             workload_id VARCHAR NOT NULL,
             language VARCHAR NOT NULL,
             instructions_json VARCHAR NOT NULL,
             decision_width INTEGER NOT NULL CHECK (decision_width >= 0)
-        )
-        """,
-        """
+        );
         CREATE TABLE programs (
             program_no BIGINT NOT NULL,
             id_hash UBIGINT NOT NULL,
@@ -103,9 +92,7 @@ _INITIAL = Migration(
             sketch_id VARCHAR NOT NULL,
             workload_id VARCHAR NOT NULL,
             decisions INTEGER[] NOT NULL
-        )
-        """,
-        """
+        );
         CREATE TABLE measurements (
             seq BIGINT NOT NULL CHECK (seq >= 1),
             id_hash UBIGINT NOT NULL,
@@ -125,9 +112,7 @@ _INITIAL = Migration(
                 ELSE latency_s IS NULL AND len(run_secs) = 0 AND error IS NOT NULL AND error <> ''
                 END
             )
-        )
-        """,
-        """
+        );
         CREATE TABLE runs (
             run_id VARCHAR PRIMARY KEY,
             run_no BIGINT NOT NULL,
@@ -136,19 +121,15 @@ _INITIAL = Migration(
             params VARCHAR NOT NULL,  -- JSON
             owner VARCHAR NOT NULL,  -- JSON
             started_at_utc TIMESTAMP NOT NULL
-        )
-        """,
-        # The primary key is what makes a run finish once.
-        """
+        );
+        -- The primary key is what makes a run finish once.
         CREATE TABLE run_outcomes (
             run_id VARCHAR PRIMARY KEY,
             at_utc TIMESTAMP NOT NULL,
             state VARCHAR NOT NULL CHECK (state <> 'RUNNING'),
             reason VARCHAR NOT NULL,
             result VARCHAR NOT NULL  -- JSON
-        )
-        """,
-        """
+        );
         CREATE TABLE tuning_results (
             result_no BIGINT NOT NULL,
             run_id VARCHAR NOT NULL,
@@ -162,9 +143,7 @@ _INITIAL = Migration(
             best_latency_s DOUBLE CHECK (best_latency_s IS NULL OR (isfinite(best_latency_s) AND best_latency_s > 0)),
             model_version VARCHAR NOT NULL,
             CHECK ((best_program_id IS NULL) = (best_latency_s IS NULL))
-        )
-        """,
-        """
+        );
         CREATE TABLE model_events (
             event_no BIGINT NOT NULL,
             at_utc TIMESTAMP NOT NULL,
@@ -174,18 +153,16 @@ _INITIAL = Migration(
             to_version VARCHAR,
             by_actor VARCHAR NOT NULL,
             reason VARCHAR NOT NULL
-        )
-        """,
-    ),
+        );
+    """,
 )
 
 _TRUST = Migration(
     2,
     "canaries, quality of rounds, landing ledger",
-    (
-        # NULL: not known (measured before there were canaries, imported).
-        "ALTER TABLE measurements ADD COLUMN canary_off BOOLEAN",
-        """
+    """
+        -- NULL: not known (measured before there were canaries, imported).
+        ALTER TABLE measurements ADD COLUMN canary_off BOOLEAN;
         CREATE TABLE canaries (
             canary_no BIGINT NOT NULL,
             canary_id VARCHAR PRIMARY KEY,
@@ -198,9 +175,7 @@ _TRUST = Migration(
             reference_s DOUBLE CHECK (reference_s IS NULL OR (isfinite(reference_s) AND reference_s > 0)),
             reason VARCHAR NOT NULL,
             facts VARCHAR NOT NULL  -- JSON
-        )
-        """,
-        """
+        );
         CREATE TABLE round_qualities (
             round_no BIGINT NOT NULL,
             run_id VARCHAR NOT NULL,
@@ -215,20 +190,18 @@ _TRUST = Migration(
             ties INTEGER NOT NULL CHECK (ties >= 0),
             best_of VARCHAR NOT NULL,  -- JSON
             canary_off BOOLEAN
-        )
-        """,
-        # Landing files whose rows are in: written in the transaction of the rows.
-        "CREATE TABLE landed_files (name VARCHAR PRIMARY KEY, at_utc TIMESTAMP NOT NULL)",
-    ),
+        );
+        -- Landing files whose rows are in: written in the transaction of the rows.
+        CREATE TABLE landed_files (name VARCHAR PRIMARY KEY, at_utc TIMESTAMP NOT NULL);
+    """,
 )
 
 _CODES = Migration(
     3,
     "codes of reasons",
-    (
-        "ALTER TABLE device_events ADD COLUMN code VARCHAR DEFAULT 'other'",
-        # Rows from before there were codes: by the sentences that earlier releases wrote.
-        """
+    """
+        ALTER TABLE device_events ADD COLUMN code VARCHAR DEFAULT 'other';
+        -- Rows from before there were codes: by the sentences that earlier releases wrote.
         UPDATE device_events SET code = CASE
                 WHEN earlier IS NULL THEN 'enrolled'
                 WHEN state = 'retired' THEN 'retired'
@@ -245,25 +218,20 @@ _CODES = Migration(
                 ELSE 'other' END
         FROM (SELECT event_no AS number, lag(state) OVER (PARTITION BY device ORDER BY event_no) AS earlier
               FROM device_events)
-        WHERE event_no = number
-        """,
-        "ALTER TABLE run_outcomes ADD COLUMN code VARCHAR DEFAULT 'other'",
-        """
+        WHERE event_no = number;
+        ALTER TABLE run_outcomes ADD COLUMN code VARCHAR DEFAULT 'other';
         UPDATE run_outcomes SET code = CASE
             WHEN state = 'SKIPPED' THEN 'nothing_to_do'
             WHEN state <> 'DONE' THEN lower(state)
             WHEN reason LIKE 'flat:%' THEN 'flat'
             WHEN reason LIKE 'no more programs%' OR reason LIKE '%have no more programs' THEN 'exhausted'
             WHEN reason LIKE 'gave up:%' THEN 'gave_up'
-            ELSE 'done' END
-        """,
-        "ALTER TABLE model_events ADD COLUMN code VARCHAR DEFAULT 'other'",
-        """
+            ELSE 'done' END;
+        ALTER TABLE model_events ADD COLUMN code VARCHAR DEFAULT 'other';
         UPDATE model_events SET code = CASE
             WHEN by_actor = 'person' AND reason = 'moved in MLflow' THEN 'moved_in_mlflow'
-            ELSE 'other' END
-        """,
-    ),
+            ELSE 'other' END;
+    """,
 )
 
 MIGRATIONS: tuple[Migration, ...] = (_INITIAL, _TRUST, _CODES)
@@ -281,6 +249,7 @@ _RECORD_TABLE = """
 _checked: dict[Path, tuple[int, int]] = {}
 
 
+@lru_cache(maxsize=1)  # reading a package's metadata takes longer than writing a batch
 def release() -> str:
     """The installed release of the product, recorded with every migration."""
     try:
@@ -289,9 +258,21 @@ def release() -> str:
         return "unknown"
 
 
-def requirement(by_release: str) -> str:
-    """What pip installs to read what a release wrote."""
-    return "tlp-fleet" if by_release == "unknown" else f"tlp-fleet>={by_release}"
+def check_format(what: str, facts: Mapping[str, Any], name: str, newest: int) -> None:
+    """Raise InvalidInputError for a file of another format, StoreVersionError for one of a newer version."""
+    if facts["format"] != name:
+        raise InvalidInputError(f"{what} has the format {facts['format']!r}, not {name!r}")
+    if facts["format_version"] > newest:
+        message = f"{what} was written by release {facts['release']} in format {facts['format_version']}"
+        raise _newer(message, facts["release"], f"up to {newest}")
+
+
+def _newer(message: str, by_release: str, reads: str) -> StoreVersionError:
+    return StoreVersionError(
+        f"{message}; release {release()} reads {reads}",
+        code=ErrorCode.STORE_NEWER,
+        requirement="tlp-fleet" if by_release == "unknown" else f"tlp-fleet>={by_release}",
+    )
 
 
 def prepare(connector: Connector) -> None:
@@ -314,10 +295,10 @@ def prepare(connector: Connector) -> None:
     except OSError as exc:
         raise translate_os_error(exc, path) from exc
     with connector.reading() as connection:
-        pending = _pending(connection, path, MIGRATIONS)
+        pending = _pending(connection, path)
     for migration in pending:
         with connector.writing() as connection:
-            if migration in _pending(connection, path, MIGRATIONS):  # another process may have been first
+            if migration in _pending(connection, path):  # another process may have been first
                 _apply(connection, migration)
     identity = _identity(path)
     if identity is not None:
@@ -361,39 +342,28 @@ def _create(connector: Connector) -> None:
 def _apply(connection: duckdb.DuckDBPyConnection, migration: Migration) -> None:
     """One migration and its record, inside the caller's transaction."""
     connection.execute(_RECORD_TABLE)
-    for statement in migration.statements:
-        connection.execute(statement)
+    connection.execute(migration.sql)
     connection.execute(
         "INSERT INTO migrations VALUES (?, ?, ?, ?)",
         [migration.version, migration.name, datetime.now(UTC).replace(tzinfo=None), release()],
     )
 
 
-def _pending(
-    connection: duckdb.DuckDBPyConnection, path: Path, migrations: Sequence[Migration]
-) -> tuple[Migration, ...]:
-    tables = {
-        str(name)
-        for (name,) in connection.execute(
-            "SELECT table_name FROM information_schema.tables WHERE table_schema = 'main'"
-        ).fetchall()
-    }
+def _pending(connection: duckdb.DuckDBPyConnection, path: Path) -> tuple[Migration, ...]:
+    query = "SELECT table_name FROM information_schema.tables WHERE table_schema = 'main'"
+    tables = {str(name) for (name,) in connection.execute(query).fetchall()}
     if not tables:
-        return tuple(migrations)
+        return MIGRATIONS
     if "migrations" not in tables:
         raise StoreCorruptError(
             f"{path} is a DuckDB file but not a store of this product (it has the tables {', '.join(sorted(tables))})",
             code=ErrorCode.STORE_FAULT,
         )
     applied = connection.execute("SELECT version, release FROM migrations ORDER BY version").fetchall()
-    newest = migrations[-1].version
+    newest = MIGRATIONS[-1].version
     if applied and applied[-1][0] > newest:
         number, by_release = applied[-1]
-        raise StoreVersionError(
-            f"the store {path} was written by release {by_release} (schema {number}); "
-            f"release {release()} reads schemas up to {newest}",
-            code=ErrorCode.STORE_NEWER,
-            requirement=requirement(by_release),
-        )
+        message = f"the store {path} was written by release {by_release} (schema {number})"
+        raise _newer(message, by_release, f"schemas up to {newest}")
     done = {number for number, _ in applied}
-    return tuple(m for m in migrations if m.version not in done)
+    return tuple(m for m in MIGRATIONS if m.version not in done)

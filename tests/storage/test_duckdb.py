@@ -64,7 +64,7 @@ def test_newer_schema_is_refused_with_the_command_to_type(path: Path, monkeypatc
 
 def test_migration_is_applied_to_an_older_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Scene(DuckDBStore(path)).add(1e-3)
-    later = Migration(NEXT, "notes", ("CREATE TABLE notes (text VARCHAR)", "INSERT INTO notes VALUES ('kept')"))
+    later = Migration(NEXT, "notes", "CREATE TABLE notes (text VARCHAR); INSERT INTO notes VALUES ('kept')")
     monkeypatch.setattr(schema, "MIGRATIONS", (*MIGRATIONS, later))
     another_process(monkeypatch)
     assert DuckDBStore(path).watermark() == 1
@@ -159,8 +159,8 @@ def test_rows_of_the_second_schema_get_the_codes_of_their_sentences(
 
 def test_failed_migration_leaves_neither_tables_nor_record(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Scene(DuckDBStore(path)).add(1e-3)
-    good = Migration(NEXT, "good", ("CREATE TABLE good (x INTEGER)",))
-    bad = Migration(NEXT + 1, "bad", ("CREATE TABLE bad (x INTEGER)", "INSERT INTO no_such_table VALUES (1)"))
+    good = Migration(NEXT, "good", "CREATE TABLE good (x INTEGER)")
+    bad = Migration(NEXT + 1, "bad", "CREATE TABLE bad (x INTEGER); INSERT INTO no_such_table VALUES (1)")
     monkeypatch.setattr(schema, "MIGRATIONS", (*MIGRATIONS, good, bad))
     another_process(monkeypatch)
     with pytest.raises(StoreError, match="no_such_table"):
@@ -176,7 +176,7 @@ def test_failed_migration_leaves_neither_tables_nor_record(path: Path, monkeypat
 
 
 def test_failed_creation_leaves_no_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bad = Migration(NEXT, "bad", ("INSERT INTO no_such_table VALUES (1)",))
+    bad = Migration(NEXT, "bad", "INSERT INTO no_such_table VALUES (1)")
     with monkeypatch.context() as patch:
         patch.setattr(schema, "MIGRATIONS", (*MIGRATIONS, bad))
         with pytest.raises(StoreError, match="no_such_table"):
