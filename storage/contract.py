@@ -91,13 +91,7 @@ class MeasurementStore(ABC):
         """Append a device event; a no-op if the device is in `state` already, or is RETIRED.
 
         A person retires a device, so work that is under way must not undo it: only `unretire` leaves that state. It is
-        looked at in the same transaction.
-
-        Returns:
-            The state the device is in now: `state`, or RETIRED.
-
-        Raises:
-            NotFoundError: no such device.
+        looked at in the same transaction. Returns the state the device is in now. Raises NotFoundError.
         """
 
     @abstractmethod

@@ -111,13 +111,9 @@ class LandingFolder:
         return count
 
     def hand_in(self, batch: MeasurementBatch) -> Path:
-        """Write a batch; the path of its file.
+        """Write a batch, which holds every measured program and its sketch; the path of its file.
 
-        Every measured program and its sketch must be in the batch.
-
-        Raises:
-            InvalidInputError: a program or a sketch is missing, or a value is of the wrong type.
-            StoreError: the folder cannot be written.
+        Raises InvalidInputError (one is missing; a value is of the wrong type), StoreError (it cannot be written).
         """
         data = encode(batch)
         name = hashlib.sha256(data).hexdigest()
@@ -142,14 +138,10 @@ class LandingFolder:
         return final
 
     def ingest(self, store: MeasurementStore, *, wait_s: float = 0.0, max_files: int | None = None) -> LandingReport:
-        """Take what waits into the store, `GROUP` files per transaction.
+        """Take what waits, at most `max_files`, into the store, `GROUP` files per transaction.
 
-        Args:
-            wait_s: longest wait for another process that takes files in, seconds.
-            max_files: at most that many files.
-
-        Raises:
-            StoreError: the store cannot be written (StoreLockedError: others have it); the files stay.
+        `wait_s` is the longest wait for another process that takes files in, seconds. Raises StoreError if the store
+        cannot be written (StoreLockedError: others have it); the files stay.
         """
         if not self.path.is_dir():
             return LandingReport(0, 0, 0, (), 0)

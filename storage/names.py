@@ -18,14 +18,9 @@ def suggest_name(text: str) -> str:
 
 
 def validate_name(kind: str, name: str) -> str:
-    """Return `name` if it fits `[a-z0-9][a-z0-9-_]{0,39}`.
+    """Return `name` if it fits `NAME_PATTERN`; `kind` (`device`, `network`) is what it names.
 
-    Args:
-        kind: what is being named, for the message: `device`, `network`.
-        name: the name as typed.
-
-    Raises:
-        InvalidInputError: it does not fit; the message suggests one that does.
+    Raises InvalidInputError, whose message suggests a name that fits.
     """
     if NAME_PATTERN.fullmatch(name):
         return name

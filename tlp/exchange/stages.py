@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from tlp.core.errors import NotFoundError
 from tlp.core.fleet import Fleet
 from tlp.core.next_steps import next_command
 from tlp.exchange.ansor import importing as ansor
-from tlp.exchange.ansor.log import open_source
 from tlp.exchange.metaschedule import exporting, records
 from tlp.exchange.metaschedule import importing as metaschedule
 from tlp.fleet.counts import DATASET
@@ -22,11 +22,9 @@ from tlp.programs import targets
 
 
 def import_metaschedule(fleet: Fleet, path: Path, *, device: str, target: str | None) -> dict[str, Any]:
-    """Import a MetaSchedule database.
+    """Import a MetaSchedule database, enrolling the device if `target` is given and it is not there.
 
-    Raises:
-        NotFoundError: nothing is at `path`, or there is no such device and no target.
-        InvalidInputError: it is no database, or LLVM does not know the target.
+    Raises NotFoundError (no such path; no such device and no target), InvalidInputError (no database; a bad target).
     """
     _require_path(path)
     records.require_database(path)  # before a device is enrolled for it
@@ -35,18 +33,12 @@ def import_metaschedule(fleet: Fleet, path: Path, *, device: str, target: str | 
 
 
 def import_ansor(fleet: Fleet, path: Path, *, device: str, target: str | None) -> dict[str, Any]:
-    """Import auto_scheduler logs, `-` for standard input.
-
-    Raises:
-        NotFoundError: nothing is at `path`, or there is no such device and no target.
-        InvalidInputError: it is no log, or LLVM does not know the target.
-    """
+    """Import auto_scheduler logs, `-` for standard input. Enrolls and raises as `import_metaschedule`."""
     if str(path) != "-":
         _require_path(path)
-    # Opened, and seen to be a log, before a device is enrolled for it.
-    with open_source(sys.stdin.buffer if str(path) == "-" else path) as source:
-        _ensure_device(fleet, device, target)
-        return _to_json(ansor.import_opened(fleet.store, source, device=device))
+    source = sys.stdin.buffer if str(path) == "-" else path
+    enroll = partial(_ensure_device, fleet, device, target)
+    return _to_json(ansor.import_ansor(fleet.store, source, device=device, enroll=enroll))
 
 
 def import_folder(store: MeasurementStore, path: Path) -> dict[str, Any]:
@@ -64,12 +56,7 @@ def export_folder(store: MeasurementStore, path: Path, *, device: str | None) ->
 def export_metaschedule(
     store: MeasurementStore, path: Path, *, device: str, network: str | None, top: int
 ) -> dict[str, Any]:
-    """Write the fastest programs of a device as a MetaSchedule database.
-
-    Raises:
-        NotFoundError: no such device or network.
-        InvalidInputError: there is nothing to write, or `path` cannot be written.
-    """
+    """Write the fastest programs of a device as a MetaSchedule database. Raises NotFoundError, InvalidInputError."""
     store.get_device(device)
     ids = None if network is None else [task.workload_id for task in store.get_network(network).tasks]
     report = exporting.export_metaschedule(store, path, device, workload_ids=ids, top=top)

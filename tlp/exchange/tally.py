@@ -18,7 +18,7 @@ class Tally:
     read: int = 0
     stored: int = 0
     duplicates: int = 0
-    failed: int = 0
+    failed_measurements: int = 0
     workloads: int = 0
     skipped: list[SkippedLine] = field(default_factory=list)
     more_skipped: int = 0
@@ -33,13 +33,5 @@ class Tally:
 
     def report(self) -> ImportReport:
         """What was done so far."""
-        return ImportReport(
-            self.read,
-            self.stored,
-            self.duplicates,
-            self.failed,
-            tuple(self.skipped),
-            self.workloads,
-            self.more_skipped,
-            dict(self.not_replayable.most_common()),
-        )
+        reasons = dict(self.not_replayable.most_common())
+        return ImportReport(**{**vars(self), "skipped": tuple(self.skipped), "not_replayable": reasons})

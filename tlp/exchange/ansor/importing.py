@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -21,7 +22,6 @@ from tlp.core.errors import InvalidInputError
 from tlp.exchange.ansor.log import (
     Line,
     Record,
-    Source,
     make_workload,
     open_source,
     parse_record,
@@ -38,34 +38,33 @@ _MAX_SKETCHES = 20_000  # remembered, 0.4 KB each; a forgotten one is added agai
 _MAX_NEW_SKETCHES = 10_000  # per transaction
 
 
-def import_ansor(store: MeasurementStore, source: Path | BinaryIO, *, device: str) -> ImportReport:
+def import_ansor(
+    store: MeasurementStore, source: Path | BinaryIO, *, device: str, enroll: Callable[[], None] = lambda: None
+) -> ImportReport:
     """Add a log's programs and measurements to a device.
 
     A line is skipped with a reason if it is cut or corrupt, or if its target is of another kind than the device. Failed
     programs become failures, never latencies. A measurement is known by the device and the bytes of its line, so
     importing a file again adds nothing, and a line that stands twice counts once. Memory does not grow with the log.
 
-    `source` is a file, a folder (all logs in it, recursively), or an open binary stream; gzip is recognised.
+    `source` is a file, a folder (all logs in it, recursively), or an open binary stream; gzip is recognised. `enroll`
+    is called once the source is seen to be a log, and may add the device.
 
     Raises:
         NotFoundError: no such device.
         InvalidInputError: nothing to import: no such file, an AutoTVM log, no log at all. Nothing was stored.
     """
-    store.get_device(device)
-    with open_source(source) as opened:
-        return import_opened(store, opened, device=device)
-
-
-def import_opened(store: MeasurementStore, source: Source, *, device: str) -> ImportReport:
-    """`import_ansor` of what `open_source` opened."""
-    platform = store.get_device(device)
-    params = {"language": LANGUAGE, "source": source.name}
-    with open_run(store, RunKind.IMPORT, device=device, params=params) as run:
+    with ExitStack() as stack:
+        opened = stack.enter_context(open_source(source))
+        enroll()
+        platform = store.get_device(device)
+        params = {"language": LANGUAGE, "source": opened.name}
+        run = stack.enter_context(open_run(store, RunKind.IMPORT, device=device, params=params))
         with ThreadPoolExecutor(max_workers=1) as writer:
             importer = _Importer(store, platform, run.run_id, writer)
-            for file, reason in source.foreign:
+            for file, reason in opened.foreign:
                 importer.leave_out(file, 1, reason)
-            for file, lines in source.logs:
+            for file, lines in opened.logs:
                 importer.read(file, lines)
             importer.flush()
             importer.settle()
@@ -189,7 +188,7 @@ class _Importer:
         digest = hashlib.sha256(b"%b\0%b" % (record.workload_key.encode(), record.sketch_text)).digest()
         sketch = self._sketches.get(digest) or self._learn(digest, record)
         _require_width(sketch.width, len(record.decisions))
-        self.tally.failed += record.state is not MeasurementState.OK
+        self.tally.failed_measurements += record.state is not MeasurementState.OK
         self._targets[record.target] += 1
         measurement_id = hashlib.sha256(self._salt + line).hexdigest()[:32]
         if measurement_id in self._batch.seen:

@@ -52,9 +52,7 @@ def export_metaschedule(
     with a device of the same target, it is exported again byte for byte.
 
     Args:
-        store: holds the measurements.
         folder: made if it is not there. The database appears complete or not at all.
-        device: whose measurements.
         workload_ids: only these subgraphs; None: all that were measured on the device.
         top: how many programs per subgraph, fastest first.
 

@@ -77,8 +77,6 @@ def import_metaschedule(store: MeasurementStore, folder: Path, device: str) -> I
         importer = _Importer(store, platform, run.run_id, modules)
         for number, line in numbered_lines(records):
             importer.read(number, line)
-            if importer.pending >= BATCH_ROWS:
-                importer.flush()
         importer.flush()
         report = importer.tally.report()
         run.result = {**report.counts(), "not_replayable": dict(report.not_replayable)}
@@ -102,11 +100,6 @@ class _Importer:
         self._measurements: dict[str, Measurement] = {}
         self.tally = Tally()
 
-    @property
-    def pending(self) -> int:
-        """Measurements not stored yet."""
-        return len(self._measurements)
-
     def read(self, number: int, line: bytes) -> None:
         """Take in one line of the record file."""
         self.tally.read += 1
@@ -114,6 +107,8 @@ class _Importer:
             self._add(parse_record(line))
         except InvalidInputError as exc:
             self.tally.skip(number, exc.message)
+        if len(self._measurements) >= BATCH_ROWS:
+            self.flush()
 
     def _add(self, record: Record) -> None:
         conflict = self._conflict(record.target)
@@ -133,7 +128,7 @@ class _Importer:
         if (problem := self._problems[sketch.sketch_id]) is not None:
             self.tally.not_replayable[problem] += 1
         failed = not record.seconds
-        self.tally.failed += failed
+        self.tally.failed_measurements += failed
         key = measurement_id(self._device.name, program.program_id, record.seconds)
         if key in self._stored or key in self._measurements:
             self.tally.duplicates += 1
