@@ -76,12 +76,8 @@ def call(flow: Flow[..., Any], request: Request | None = None) -> Any:
 @contextmanager
 def tracking(settings: Settings, url: str) -> Iterator[None]:
     """Send the flows of the body to that Prefect API."""
-    overrides = {
-        PREFECT_API_URL: url,
-        PREFECT_HOME: settings.prefect_dir,
-        PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: False,
-    }
-    with temporary_settings(overrides):
+    local = {PREFECT_HOME: settings.prefect_dir, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: False}
+    with temporary_settings({PREFECT_API_URL: url} | local):
         yield
 
 
@@ -89,8 +85,7 @@ def tracking(settings: Settings, url: str) -> Iterator[None]:
 def server(settings: Settings, say: Callable[[str], None]) -> Iterator[str | None]:
     """A Prefect API for the body: the one there is, else a server that ends with the body and keeps its records.
 
-    Yields its address; None if a server does not come up: the body then runs untracked, which is worth a line and
-    not a failure.
+    Yields its address; None, with a line said, if a server does not come up: the body then runs untracked.
     """
     url = api_url(settings)
     if url is not None:
@@ -112,11 +107,8 @@ def server(settings: Settings, say: Callable[[str], None]) -> Iterator[str | Non
 def step(run_name: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make a function a step of flows: a task of the flow run if there is one, a plain function otherwise.
 
-    (A task called outside a run would start a Prefect server of its own.)
-
-    Args:
-        run_name: what Prefect's page calls the step, with the function's arguments in braces (`{request.device}`);
-            None: the function's name.
+    (A task called outside a run would start a Prefect server of its own.) `run_name` is what Prefect's page calls the
+    step, with the function's arguments in braces (`{request.device}`); None: the function's name.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

@@ -15,17 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Curve:
-    """The programs of a run.
+    """The programs of a run."""
 
-    Attributes:
-        trials: programs that were measured, each once, failed ones included.
-        failed: how many of them failed.
-        points: (programs measured, estimated latency in seconds), whenever it fell and at the end.
-    """
-
-    trials: int
+    trials: int  # programs that were measured, each once, failed ones included
     failed: int
-    points: list[tuple[int, float]]
+    points: list[tuple[int, float]]  # (programs measured, estimated latency in seconds), whenever it fell, at the end
 
 
 def best(store: MeasurementStore, network: Network, device: str) -> dict[str, float]:
@@ -42,12 +36,9 @@ def estimate(network: Network, known: Mapping[str, float]) -> float | None:
 
 
 def curve(network: Network, known: Mapping[str, float], seen: Container[str], measured: pl.DataFrame | None) -> Curve:
-    """The curve of a run's measurements.
+    """The curve of a run's measurements (`MeasurementStore.measurements`; None: it measured nothing).
 
-    Args:
-        known: best latencies before.
-        seen: programs that do not count: of earlier parts, measured again at the end.
-        measured: `MeasurementStore.measurements` of the run; None: it measured nothing.
+    `known` are the best latencies before; programs in `seen` (of earlier parts, measured again) do not count.
     """
     latencies, counted = dict(known), set[str]()
     before = estimate(network, latencies)
@@ -63,8 +54,7 @@ def curve(network: Network, known: Mapping[str, float], seen: Container[str], me
         if row["canary_off"] or row["latency_s"] >= latencies.get(row["workload_id"], math.inf):
             continue
         latencies[row["workload_id"]] = float(row["latency_s"])
-        value = estimate(network, latencies)
-        if value is not None:
+        if (value := estimate(network, latencies)) is not None:
             points.append((len(counted), value))
     if points and points[-1][0] != len(counted):
         points.append((len(counted), points[-1][1]))

@@ -11,13 +11,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from storage import Device, MeasurementStore
+from storage import MeasurementStore
 from tlp.core.errors import NotFoundError, UserError
 from tlp.core.fleet import Fleet
 from tlp.core.progress import say
 from tlp.core.registry import CHAMPION
 from tlp.core.requests import BootstrapRequest, TuneRequest
-from tlp.core.settings import Settings, get_settings
+from tlp.core.settings import get_settings
 from tlp.measure.endpoint import endpoint_of
 from tlp.pipeline.curve import curve_of_run
 from tlp.pipeline.evaluate import PREDICTOR, evaluate_version
@@ -26,6 +26,8 @@ from tlp.programs.targets import detect_local_target
 from tlp.report import summary_plot
 from tlp.search.tuning import find_resumable
 
+_SHOWN = {"untuned": "untuned", "tuned": "measured", "torch": "torch"}  # bar of the plot → its latency in `best`
+
 
 @dataclass(frozen=True)
 class DemoPlan:
@@ -33,8 +35,8 @@ class DemoPlan:
 
     Attributes:
         device: name under which this machine is enrolled.
-        num_cores: cores of this machine the device has. One, as the auxiliary platforms had: the samples compare, and
-            the search and the compiler do not disturb what is being timed on a machine of two.
+        num_cores: cores the device has. One, as the auxiliary platforms had: the samples compare, and the search does
+            not disturb what is timed on a machine of two.
         networks: networks that are added; the paper's hold-out networks among them are held out.
         min_samples: programs measured before the device becomes a task.
         tuned_network: the network that is tuned and compiled.
@@ -83,11 +85,7 @@ def small_settings(plan: DemoPlan) -> Iterator[None]:
 
 
 def add_builtin_once(store: MeasurementStore, name: str) -> bool:
-    """Add a network that comes with this program under its own name; False if there is one of that name.
-
-    Raises:
-        InvalidInputError: no such builtin network, or TVM cannot import it.
-    """
+    """Add a builtin network under its own name; False if there is one of that name. Raises InvalidInputError."""
     if any(network.name == name for network in store.list_networks()):
         return False
     store.add_network(*build_network(name, f"builtin:{name}", on_progress=lambda what: say(f"{name}: {what}")))
@@ -104,13 +102,9 @@ def choose_enrolment(fleet: Fleet, plan: DemoPlan) -> BootstrapRequest:
 
 
 def choose_tuning(fleet: Fleet, plan: DemoPlan, trained: Mapping[str, Any]) -> TuneRequest:
-    """What the demo tunes, and how: the interrupted run goes on if there is one.
+    """The interrupted run if there is one; else a run with the champion, the version just trained, or without a model.
 
-    Otherwise with the champion if there is one; else with the version just trained, which did not pass the gate; else
-    without a model.
-
-    Raises:
-        RegistryError: the registry is at fault.
+    Raises RegistryError if the registry is at fault.
     """
     network, device = fleet.store.get_network(plan.tuned_network), fleet.store.get_device(plan.device)
     request = TuneRequest(network=network.name, device=device.name)
@@ -128,15 +122,12 @@ def choose_tuning(fleet: Fleet, plan: DemoPlan, trained: Mapping[str, Any]) -> T
 def summary(
     fleet: Fleet, plan: DemoPlan, *, trained: Mapping[str, Any], tuned: Mapping[str, Any], best: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What the last table shows; draws the plot.
-
-    Args:
-        trained: the report of `tlp train`; nothing was trained if the demo ran before.
-        tuned: the report of `tlp tune`.
-        best: the report of `tlp best`.
-    """
+    """What the last table shows, from the reports of `tlp train`, `tlp tune` and `tlp best`; draws the plot."""
     device = fleet.store.get_device(plan.device)
-    version, predictors = _evaluation(fleet, device, trained, tuned)
+    version, predictors = trained["version"], trained.get("evaluation", {}).get(device.name)
+    if predictors is None:  # the demo ran before and trained nothing: the version in use
+        version = tuned["model_version"]
+        predictors = evaluate_version(fleet, ref=version, family=device.family)["devices"][device.name]
     moves = fleet.store.model_events(model=trained["model"], alias=CHAMPION)
     counts = fleet.store.device_counts()
     auxiliaries = [row.name for row in fleet.store.list_devices() if not endpoint_of(row).is_measurable]
@@ -150,45 +141,29 @@ def summary(
         "model_version": version,
         "promoted": bool(moves) and moves[-1].to_version == version,
         "gate": _gate_in_short(trained, device.name),
-        "evaluation": {
-            "top1": model["top1"],
-            "top5": model["top5"],
-            "random_top1": chance["top1"],
-            "random_top5": chance["top5"],
-        },
+        "evaluation": {key: model[key] for key in ("top1", "top5")}
+        | {f"random_{key}": chance[key] for key in ("top1", "top5")},
         "network": plan.tuned_network,
         "tuned_with": tuned["model_version"],
         "untuned_latency_s": best["untuned_latency_s"],
         "tuned_latency_s": best["measured_latency_s"],
         "torch_latency_s": best["torch_latency_s"],
         "speedup": best["untuned_latency_s"] / best["measured_latency_s"],
-        "max_abs_error": best["max_abs_error"],
-        "library": best["library"],
-        "database": best["database"],
+        **{key: best[key] for key in ("max_abs_error", "library", "database")},
         "plot": str(_draw(fleet, plan, predictors, tuned["run_id"], best)),
-        "next": _next_steps(fleet.settings, plan),
+        "next": [
+            f"tlp up       MLflow on http://127.0.0.1:{fleet.settings.mlflow_port}, the versions and their figures; "
+            f"Prefect on http://127.0.0.1:{fleet.settings.prefect_port}, the runs of this demo",
+            "tlp status   the fleet as it is now",
+            f"tlp tune {plan.tuned_network} --device {plan.device} --trials 640   a tuning run of a serious size",
+        ],
     }
-
-
-def _evaluation(
-    fleet: Fleet, device: Device, trained: Mapping[str, Any], tuned: Mapping[str, Any]
-) -> tuple[str, Mapping[str, Any]]:
-    """The version that was trained and its predictors on the device; of the one in use if none was trained."""
-    predictors = trained.get("evaluation", {}).get(device.name)
-    if predictors is not None:
-        return trained["version"], predictors
-    report = evaluate_version(fleet, ref=tuned["model_version"], family=device.family)
-    return tuned["model_version"], report["devices"][device.name]
 
 
 def _draw(fleet: Fleet, plan: DemoPlan, predictors: Mapping[str, Any], run_id: str, best: Mapping[str, Any]) -> Path:
     network = fleet.store.get_network(plan.tuned_network)
     points = curve_of_run(fleet.store, network, plan.device, run_id).points
-    latencies = {
-        "untuned": best["untuned_latency_s"],
-        "tuned": best["measured_latency_s"],
-        "torch": best["torch_latency_s"],
-    }
+    latencies = {name: best[f"{key}_latency_s"] for name, key in _SHOWN.items()}
     return summary_plot.draw(
         fleet.settings.artifacts_dir / "demo.png",
         device=plan.device,
@@ -200,15 +175,6 @@ def _draw(fleet: Fleet, plan: DemoPlan, predictors: Mapping[str, Any], run_id: s
     )
 
 
-def _next_steps(settings: Settings, plan: DemoPlan) -> list[str]:
-    return [
-        f"tlp up       MLflow on http://127.0.0.1:{settings.mlflow_port}, the versions and their figures; "
-        f"Prefect on http://127.0.0.1:{settings.prefect_port}, the runs of this demo",
-        "tlp status   the fleet as it is now",
-        f"tlp tune {plan.tuned_network} --device {plan.device} --trials 640   a tuning run of a serious size",
-    ]
-
-
 def _gate_in_short(trained: Mapping[str, Any], device: str) -> str:
     """The gate's figures of one device, of a failed gate those that stopped it; the training's reason without any."""
     gate = trained["gate"]
@@ -216,7 +182,5 @@ def _gate_in_short(trained: Mapping[str, Any], device: str) -> str:
     figures = [c for c in figures if gate["passed"] or c["verdict"] != "ok"]
     if not figures:
         return str(trained["reason"])
-    texts = [
-        f"top-{c['k']} {c['candidate']:.3f} vs {c['reference']:.3f} {c['against']}: {c['verdict']}" for c in figures
-    ]
-    return f"{'passed' if gate['passed'] else 'not passed'}; " + "; ".join(texts)
+    text = "; ".join("top-{k} {candidate:.3f} vs {reference:.3f} {against}: {verdict}".format(**c) for c in figures)
+    return f"{'passed' if gate['passed'] else 'not passed'}; {text}"

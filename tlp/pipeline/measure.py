@@ -23,16 +23,12 @@ from tlp.training.data.holdout import choose_holdout
 def measure(fleet: Fleet, request: MeasureRequest, *, kind: RunKind = RunKind.MEASURE) -> dict[str, Any]:
     """Measure new programs on a device until `request.samples` more are OK, under its lock and as a run of its own.
 
-    Args:
-        kind: what the run is called.
-
     Returns:
         `run_id, device, ok, failed, flagged, workloads, seconds, reason` and `samples_ok` (all of the device, now).
 
     Raises:
         NotFoundError: no such device or network, or no network at all.
-        UserError: the device cannot be measured (retired, quarantined, a data set).
-        BusyError: another run measures it.
+        UserError: the device cannot be measured (retired, quarantined, a data set), or another run does (BusyError).
         AllFailedError: every program of a batch failed.
         InvalidInputError: unknown sampler.
     """
@@ -73,9 +69,8 @@ def measure(fleet: Fleet, request: MeasureRequest, *, kind: RunKind = RunKind.ME
 
 
 def _workloads_of(store: MeasurementStore, networks: Sequence[str] | None) -> list[str] | None:
-    if networks is None:
-        return None
-    return list(dict.fromkeys(task.workload_id for name in networks for task in store.get_network(name).tasks))
+    ids = dict.fromkeys(task.workload_id for name in networks or () for task in store.get_network(name).tasks)
+    return None if networks is None else list(ids)
 
 
 def fill_quota(fleet: Fleet, request: BootstrapRequest) -> dict[str, Any]:
@@ -134,11 +129,7 @@ def _measure_up_to(fleet: Fleet, request: BootstrapRequest, have: int, goal: int
 
 
 def _first_question(store: MeasurementStore, request: BootstrapRequest) -> int:
-    """Samples at which `saturation.judge` can answer first; held-out workloads are measured too, but not judged by.
-
-    Raises:
-        InvalidInputError: there are too few workloads for an answer, however many samples.
-    """
+    """Samples at which `saturation.judge` can answer first; held-out workloads are measured too, but not judged by."""
     names = request.networks or [network.name for network in store.list_networks()]
     ids = set(_workloads_of(store, names) or ())
     held_out = choose_holdout(store).workload_ids

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Final
 
 from storage import Device, DeviceState, MeasurementStore, RunKind
@@ -38,7 +38,6 @@ def retrain(fleet: Fleet, request: TrainRequest | None = None, steps: Steps = PL
     its error is raised when they are through.
 
     Args:
-        fleet: the fleet; the store's newest sample is the snapshot.
         request: what was asked for; None: whatever is due.
         steps: how the steps of a training run.
 
@@ -81,14 +80,8 @@ def train_at_once(fleet: Fleet, device: str, ok_before: int, steps: Steps = PLAI
     A training that is busy or fails is reported and not raised: the measurements are in the store, and the nightly
     retraining finds the device due again.
 
-    Args:
-        fleet: the fleet.
-        device: name.
-        ok_before: OK samples it had before this session.
-        steps: how the steps of a training run.
-
     Returns:
-        `version, promoted, reason`; None if the device had its `min_samples` before, or still lacks some.
+        `version, promoted, reason`; None if the device had its `min_samples` before (`ok_before`), or still lacks some.
     """
     row = fleet.store.get_device(device)
     have = fleet.store.device_counts()[device].samples_ok
@@ -150,9 +143,7 @@ def _retrain_family(
             if plan.decision.train:
                 reports.append(_train(fleet, request, plan, steps))
         if not reports and finished:
-            with runs.open_run(
-                fleet.store, RunKind.TRAIN, device=devices[0].name, params=_params(fleet, request, key)
-            ) as run:
+            with _open_run(fleet, request, key, devices[0].name) as run:
                 reports = [_report(finished[-1], run)]
         if not reports:
             reports = [_not_trained(key, plans, "nothing to do")]
@@ -171,7 +162,7 @@ def _mark_waiting(store: MeasurementStore, plan: TrainingPlan) -> None:
 def _train(fleet: Fleet, request: TrainRequest, plan: TrainingPlan, steps: Steps) -> Report:
     device, name = plan.device.name, model_name(plan.key)
     with (
-        runs.open_run(fleet.store, RunKind.TRAIN, device=device, params=_params(fleet, request, plan.key)) as run,
+        _open_run(fleet, request, plan.key, device) as run,
         states.device_activity(fleet.store, device, DeviceState.TRAINING, f"run {run.run_id}"),
         track(f"train {name}", fleet.settings.train_epochs) as update,
     ):
@@ -188,14 +179,16 @@ def _report(result: RetrainResult, run: runs.OpenRun) -> Report:
     return report | {"evaluation": evaluation, "run_id": run.run_id}
 
 
-def _params(fleet: Fleet, request: TrainRequest, key: str) -> Report:
-    strategy = request.strategy or fleet.settings.train_strategy
-    return {"family": key, "from_scratch": request.from_scratch, "force": request.force, "strategy": strategy}
+def _open_run(
+    fleet: Fleet, request: TrainRequest, key: str, device: str | None
+) -> AbstractContextManager[runs.OpenRun]:
+    params = {"family": key, "from_scratch": request.from_scratch, "force": request.force}
+    params["strategy"] = request.strategy or fleet.settings.train_strategy
+    return runs.open_run(fleet.store, RunKind.TRAIN, device=device, params=params)
 
 
 def _record_skip(fleet: Fleet, request: TrainRequest, key: str, devices: Sequence[Device], reason: str) -> None:
-    device = devices[0].name if len(devices) == 1 else None
-    with runs.open_run(fleet.store, RunKind.TRAIN, device=device, params=_params(fleet, request, key)) as run:
+    with _open_run(fleet, request, key, devices[0].name if len(devices) == 1 else None) as run:
         run.skip(reason)
 
 
@@ -212,11 +205,7 @@ def _not_trained(key: str, plans: Sequence[TrainingPlan], verdict: str) -> Repor
 def reconcile(fleet: Fleet) -> int:
     """Record what people moved in MLflow, close its runs of dead processes, register trained models that were kept.
 
-    Returns:
-        The moves that were recorded.
-
-    Raises:
-        RegistryError: the registry is at fault.
+    Returns the number of moves that were recorded. Raises RegistryError if the registry is at fault.
     """
     fleet.registry.close_stale_runs()
     moves = fleet.registry.reconcile()

@@ -70,15 +70,10 @@ class Pair:
 
 @dataclass(frozen=True)
 class Decided:
-    """What a night could do.
+    """What a night could do."""
 
-    Attributes:
-        pairs: every network that can be tuned on every device that can be tuned for; due ones first, in their order.
-        left_out: name of a device or network → why it is in no pair.
-    """
-
-    pairs: tuple[Pair, ...]
-    left_out: Mapping[str, str]
+    pairs: tuple[Pair, ...]  # every tunable network on every tunable device; due ones first, in their order
+    left_out: Mapping[str, str]  # name of a device or network → why it is in no pair
 
     @property
     def due(self) -> tuple[Pair, ...]:
@@ -87,12 +82,9 @@ class Decided:
 
 
 def decide(fleet: Fleet, *, device: str | None = None, network: str | None = None, probe: bool = False) -> Decided:
-    """Look at every network on every device.
+    """Look at every network on every device, or only at those named.
 
-    Args:
-        device: only this one.
-        network: only this one.
-        probe: probe quarantined devices whose probe is due; what answers is back in work.
+    With `probe`, quarantined devices whose probe is due are probed; what answers is back in work.
 
     Raises:
         NotFoundError: no such device or network.
@@ -129,7 +121,6 @@ def plan(pairs: Sequence[Pair], budget: int, *, first: bool = True) -> list[int]
     task is not worth opening its design spaces. What one leaves falls to those behind it.
 
     Args:
-        pairs: due ones.
         budget: programs for all of them; below 0 (a killed part of the night spent more than that) is as 0.
         first: the first may have all there is, however few: a network larger than the budget must have its turn, too.
     """
@@ -146,9 +137,8 @@ def plan(pairs: Sequence[Pair], budget: int, *, first: bool = True) -> list[int]
 
 
 def _order(pair: Pair) -> tuple[Any, ...]:
-    never = pair.last_at is None
-    at = pair.last_at.timestamp() if pair.last_at is not None else 0.0
-    return not pair.due, not pair.resume, not never, at, pair.network, pair.device
+    at = 0.0 if pair.last_at is None else pair.last_at.timestamp()
+    return not pair.due, not pair.resume, pair.last_at is not None, at, pair.network, pair.device
 
 
 def _no_network(network: Network) -> str | None:
@@ -194,12 +184,7 @@ def _runs_by_network(store: MeasurementStore, device: str) -> dict[str, list[Run
 
 
 def _decide(fleet: Fleet, network: Network, device: str, tuned: Sequence[Run], champion: str) -> Pair:
-    """The pair with its reason.
-
-    Args:
-        tuned: runs of the pair, newest first, whatever model they were with.
-        champion: the version in force.
-    """
+    """The pair with its reason, from its runs (newest first, with any model) and the version in force."""
     name, goal = network.name, fleet.settings.tune_trials
     with_champion = [run for run in tuned if run.params.get("model") == CHAMPION]
     numbers: dict[str, Any] = {"trials": 0, "tune_trials": goal, "version": None, "champion": champion}

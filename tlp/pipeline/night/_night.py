@@ -3,39 +3,85 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from storage import Run, RunKind, RunState
-from tlp.core.errors import BusyError, TlpError
+from storage import MeasurementStore, ModelEvent, Run, RunKind, RunState
+from tlp.core.errors import BusyError, RegistryUnavailableError, TlpError
 from tlp.core.fleet import Fleet
 from tlp.core.progress import say
+from tlp.core.registry import CHAMPION, ResolvedModel, UsableVersion, pin_alias
 from tlp.core.requests import NightRequest, TuneRequest
+from tlp.core.settings import Settings
 from tlp.fleet import runs
 from tlp.pipeline import curve as curves
 from tlp.pipeline import tune as tuning
 from tlp.pipeline.night import _report
 from tlp.pipeline.night._due import Decided, Pair, decide, plan
-from tlp.pipeline.night._registry import NightRegistry
 from tlp.pipeline.night._report import Turn
+from tlp.registry import Registry, model_name
 from tlp.report import night as pages
 from tlp.search.tuning import find_resumable
 
 WHAT: Final = "tuning night"  # `params["what"]` of a night's own run
 SAME_NIGHT: Final = timedelta(hours=12)  # a night that was killed continues with what is left of its budget until then
 _RECENT_RUNS: Final = 500
+T = TypeVar("T")
+
+
+class NightRegistry(Registry):
+    """While MLflow does not answer, the last recorded champion stands in if there is a copy of it here.
+
+    `outages` says what did not work for that reason, one sentence each, each once.
+    """
+
+    def __init__(self, settings: Settings, store: MeasurementStore) -> None:
+        super().__init__(settings, store)
+        self._copies = settings.cache_dir / "models"
+        self.outages: list[str] = []
+
+    def reconcile(self) -> list[ModelEvent]:
+        """See `Registry.reconcile`; nothing if MLflow does not answer: the next start records the moves."""
+        try:
+            return super().reconcile()
+        except RegistryUnavailableError as exc:
+            self._note(f"{exc.message}: moves of aliases will be recorded by the next start")
+            return []
+
+    def usable(self, family: str, device: str | None, load: Callable[[ResolvedModel], T]) -> UsableVersion[T]:
+        """See `Registry.usable`; RegistryUnavailableError if no copy of the last recorded champion is here either."""
+        try:
+            return super().usable(family, device, load)
+        except RegistryUnavailableError as exc:
+            copy = self._copy_of_champion(family, device)
+            if copy is None:
+                raise
+            why = f"MLflow does not answer: version {copy.version} of {copy.model}, the last recorded, from the cache"
+            self._note(f"{exc.message}: version {copy.version}, the last recorded champion, is used from the cache")
+            return UsableVersion(copy.version, load(copy), why)
+
+    def _copy_of_champion(self, family: str, device: str | None) -> ResolvedModel | None:
+        """The version that the recorded moves name, if exactly one copy of it is in the cache."""
+        model = model_name(family)
+        for alias in [CHAMPION] if device is None else [pin_alias(device), CHAMPION]:
+            moves = self._events.model_events(model=model, alias=alias)
+            if not moves or moves[-1].to_version is None:
+                continue
+            version = int(moves[-1].to_version)
+            copies = list(self._copies.glob(f"{model}-{version}-*/artifacts/checkpoint"))
+            return ResolvedModel(model, version, alias, copies[0], {}) if len(copies) == 1 else None
+        return None
+
+    def _note(self, text: str) -> None:
+        if text not in self.outages:
+            self.outages.append(text)
 
 
 class Night:
-    """A night's decisions, budget and report; see the package.
-
-    Args:
-        fleet: its settings `tune_night_trials` and `tune_night_s` bound the night.
-        request: which device, how many programs.
-    """
+    """A night's decisions, budget and report; the settings `tune_night_trials` and `tune_night_s` bound it."""
 
     def __init__(self, fleet: Fleet, request: NightRequest) -> None:
         self._store = fleet.store
@@ -123,11 +169,7 @@ class Night:
         return Turn(pair, share, best, seen, datetime.now(UTC), time.monotonic())
 
     def tune(self, turn: Turn) -> dict[str, Any]:
-        """Tune a pair until it is flat or has its programs; returns its row of the report.
-
-        Raises:
-            What `tlp.pipeline.tune.tune` raises: hand it to `failed`.
-        """
+        """Tune a pair until it is flat or has its programs; returns its row. Hand what it raises to `failed`."""
         pair = turn.pair
         trials: int | None = turn.trials
         if pair.resume:  # the interrupted run's own total, unless the night has not that much left
@@ -172,9 +214,8 @@ class Night:
     def report(self, reason: str) -> dict[str, Any]:
         """JSON values.
 
-        Returns:
-            `budget` and `spent_before` (programs), `pairs` (`Pair.to_json` and `share`), `left_out` (name → reason),
-            `tuned` (rows), `waiting` (network, device, reason), `warnings`, `mlflow_run`, `reason`, `seconds`.
+        `budget` and `spent_before` (programs), `pairs` (`Pair.to_json` and `share`), `left_out` (name → reason),
+        `tuned` (rows), `waiting` (network, device, reason), `warnings`, `mlflow_run`, `reason`, `seconds`.
         """
         shares = plan(self._decided.due, self.budget - self.spent_before)
         pairs = [pair.to_json() for pair in self._decided.pairs]
@@ -197,12 +238,8 @@ class Night:
     # -- inside -----------------------------------------------------------------------------------------------
     @contextmanager
     def _open_run(self) -> Iterator[runs.OpenRun]:
-        params = {
-            "what": WHAT,
-            "budget": self.budget,
-            "spent_before": self.spent_before,
-            "device": self._request.device,
-        }
+        params = {"what": WHAT, "budget": self.budget, "spent_before": self.spent_before}
+        params["device"] = self._request.device
         with runs.open_run(self._store, RunKind.TUNE, params=params) as run:
             yield run
 

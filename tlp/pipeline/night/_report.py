@@ -22,22 +22,14 @@ _SETTINGS = {"tune_trials", "tune_batch", "tune_flat_rounds", "tune_flat_gain", 
 
 @dataclass(frozen=True)
 class Turn:
-    """A pair that is to be tuned now.
-
-    Attributes:
-        pair: as it stands now.
-        trials: programs it gets.
-        best: latencies known before, workload → seconds.
-        seen: programs of its earlier parts, if it is resumed.
-        at: when its turn began, UTC; `clock` by the monotonic clock, seconds.
-    """
+    """A pair that is to be tuned now."""
 
     pair: Pair
-    trials: int
-    best: Mapping[str, float]
-    seen: frozenset[str]
-    at: datetime
-    clock: float
+    trials: int  # programs it gets
+    best: Mapping[str, float]  # latencies known before, workload → seconds
+    seen: frozenset[str]  # programs of its earlier parts, if it is resumed
+    at: datetime  # when its turn began, UTC
+    clock: float  # the same by the monotonic clock, seconds
 
 
 def row_of_run(store: MeasurementStore, turn: Turn, run: Run | None) -> tuple[dict[str, Any], list[tuple[int, float]]]:
@@ -74,13 +66,9 @@ def _versions(store: MeasurementStore, run_id: str, before: int) -> list[dict[st
 def log(
     settings: Settings, at: datetime, report: Mapping[str, Any], points: Mapping[str, Sequence[tuple[int, float]]]
 ) -> str:
-    """Log a night's report (`Night.report`) to MLflow and return the id of its run.
+    """Log a night's report (`Night.report`) and curves to MLflow and return the id of its run; raises RegistryError.
 
-    Args:
-        points: `NETWORK/DEVICE` → (programs measured, estimated latency in seconds).
-
-    Raises:
-        RegistryError: MLflow is at fault or does not answer.
+    `points`: `NETWORK/DEVICE` → (programs measured, estimated latency in seconds).
     """
     params = {key: report[key] for key in ("budget", "spent_before")} | settings.model_dump(include=_SETTINGS)
     with tempfile.TemporaryDirectory(prefix="tlp-night-") as folder:
@@ -109,9 +97,6 @@ def _metrics(report: Mapping[str, Any]) -> dict[str, float]:
     }
     for row in rows:
         name = f"{row['network']}/{row['device']}"
-        values |= {
-            f"{name}/estimated_latency_before_s": row["before_s"],
-            f"{name}/estimated_latency_after_s": row["after_s"],
-        }
+        values |= {f"{name}/estimated_latency_{key}": row[key] for key in ("before_s", "after_s")}
         values |= {f"{name}/{key}": row[key] for key in ("trials", "failed", "seconds")}
     return {key: float(value) for key, value in values.items() if value is not None}
