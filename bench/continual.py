@@ -43,7 +43,7 @@ from storage import DuckDBStore, import_parquet
 from tlp.model.checkpoint import Checkpoint
 from tlp.training.data.dataset import Dataset, build_dataset
 from tlp.training.data.holdout import choose_holdout
-from tlp.training.data.subset import with_labels
+from tlp.training.data.labels import with_labels
 from tlp.training.judge.evaluate import CheckpointScorer, evaluate
 from tlp.training.learn.strategy import RECIPES, IncrementalStrategy, JointStrategy, Recipe, Strategy
 from tlp.training.learn.trainer import TrainOptions

@@ -23,6 +23,7 @@ from typing import Any
 
 import list_net  # noqa: F401  # beside this file: a loss more
 import numpy as np
+import paper
 
 import tlp
 from storage import DuckDBStore, import_parquet
@@ -31,7 +32,7 @@ from tlp.model.checkpoint import Checkpoint
 from tlp.model.config import TLPConfig
 from tlp.training.data.dataset import Dataset, build_dataset
 from tlp.training.data.holdout import choose_holdout
-from tlp.training.data.transfer import fill_from_relatives
+from tlp.training.data.labels import fill_from_relatives
 from tlp.training.judge.evaluate import CheckpointScorer, Scorer, evaluate
 from tlp.training.learn.strategy import JointStrategy
 from tlp.training.learn.trainer import TrainOptions
@@ -53,6 +54,7 @@ class Variant:
         options: of training.
         ensemble: a further row for the sum of the scores of all seeds' models.
         alone: one model per device.
+        strategy: trains it.
     """
 
     what: str
@@ -61,6 +63,7 @@ class Variant:
     options: TrainOptions = field(default_factory=TrainOptions)
     ensemble: bool = False
     alone: bool = False
+    strategy: type[JointStrategy] = JointStrategy
 
 
 PLAIN = TrainOptions(batch_lists=4, weight_decay=1e-6)
@@ -69,7 +72,8 @@ VARIANTS = {
         "the paper's encoding, network, loss and training",
         PAPER_ENCODER_VERSION,
         replace(TLPConfig.paper(()), heads=()),
-        TrainOptions.paper(),
+        paper.OPTIONS,
+        strategy=paper.PaperStrategy,
     ),
     "paper-log": Variant(
         "… log2 numbers, nests, mask, token table, LambdaRank per workload, 16 epochs",
@@ -100,7 +104,9 @@ VARIANTS = {
     "epochs-32": Variant("shipped, 32 epochs", options=TrainOptions(epochs=32)),
     "lr-1e-3": Variant("shipped, learning rate 1e-3", options=TrainOptions(learning_rate=1e-3)),
     "flat-lr": Variant(
-        "shipped, constant learning rate 7e-4", options=TrainOptions(learning_rate=7e-4, falling_rate=False)
+        "shipped, constant learning rate 7e-4",
+        options=TrainOptions(learning_rate=7e-4),
+        strategy=paper.ConstantRateStrategy,
     ),
     "no-mask": Variant("shipped, padded rows computed and summed", config=replace(BASE, mask_padding=False)),
     "alone": Variant("shipped, one model per device (TLP)", alone=True),
@@ -129,7 +135,7 @@ def data(store: DuckDBStore, variant: Variant, held: Sequence[str], devices: Seq
 
 
 def train(variant: Variant, dataset: Dataset, seed: int) -> Checkpoint:
-    return JointStrategy().train(dataset, replace(variant.options, seed=seed), config=variant.config)
+    return variant.strategy().train(dataset, replace(variant.options, seed=seed), config=variant.config)
 
 
 def score(store: DuckDBStore, scorer: Scorer, scored: Sequence[str], devices: Sequence[str] = DEVICES) -> Any:

@@ -39,7 +39,7 @@ from storage import Device, DuckDBStore, Sketch, import_parquet
 from tlp.search.select import SELECT, FloatArray, Guide, IntArray, Standard, Weights, choose, fit_guide
 from tlp.training.data.dataset import Dataset, build_dataset
 from tlp.training.data.holdout import choose_holdout
-from tlp.training.data.transfer import fill_from_relatives
+from tlp.training.data.labels import fill_from_relatives
 from tlp.training.judge.evaluate import CheckpointScorer, Scorer, evaluate
 from tlp.training.learn.strategy import JointStrategy
 from tlp.training.learn.surrogate import ProfileReader, Surrogate, profiles_of, read_many

@@ -9,7 +9,6 @@ Notation: G groups, N programs in the largest. Labels are min_latency / latency 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -82,5 +81,4 @@ def distillation(scores: Tensor, taught: Tensor, spread: Tensor) -> Tensor:
 
 LOSSES: dict[str, Loss] = {
     "lambda_rank": lambda_rank,
-    "lambda_rank_paper": partial(lambda_rank, gain=1.0),  # of the paper's code, 2^y − 1
 }

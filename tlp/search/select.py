@@ -33,7 +33,7 @@ from tlp.search.adaptation import Floats
 from tlp.search.posterior import squared_distances
 from tlp.search.proposers import RandomProposer
 from tlp.training.data.dataset import Dataset, build_dataset
-from tlp.training.data.transfer import fill_from_relatives
+from tlp.training.data.labels import fill_from_relatives
 from tlp.training.learn.surrogate import ProfileReader, Surrogate, profiles_of
 
 if TYPE_CHECKING:
@@ -263,7 +263,7 @@ class SelectProposer(Proposer):
     """Programs of one workload by the rule at the top of this module; it needs no champion.
 
     Programs that relatives have measured come first: measured on both, a program also teaches how the devices differ
-    (`tlp.training.data.transfer`). What cannot be built is replaced by the next, then by random programs.
+    (`tlp.training.data.labels`). What cannot be built is replaced by the next, then by random programs.
 
     Args:
         space: the workload's design space on the device's target.

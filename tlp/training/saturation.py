@@ -24,7 +24,7 @@ import polars as pl
 
 from storage import MeasurementStore, RunKind
 from tlp.training.data.holdout import bucket, choose_holdout
-from tlp.training.learn.surrogate import ProfileReader, Surrogate
+from tlp.training.learn.surrogate import ProfileReader, Surrogate, read_many
 
 FLAT = 0.01  # top-1
 FOLDS = 5
@@ -36,16 +36,12 @@ PER_WORKLOAD = 4  # likewise
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer.
+    """Whether the samples are `enough`, and the sentence that says why.
 
     Attributes:
-        enough: no more samples are needed.
-        reason: one sentence with the numbers.
-        samples: programs looked at.
-        needed: programs that an answer takes.
+        samples: programs looked at; `needed` is what an answer takes.
         top1: mean top-1 over workloads after a quarter, half and all of them; empty: could not be said.
-        gains: of the two doublings.
-        errors: standard errors of the gains.
+        gains: of the two doublings, with their standard `errors`.
     """
 
     enough: bool
@@ -58,26 +54,16 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """JSON values."""
-        return {
-            "enough": self.enough,
-            "samples": self.samples,
-            "top1": list(self.top1),
-            "gains": list(self.gains),
-            "errors": list(self.errors),
-        }
+        lists = {name: list(getattr(self, name)) for name in ("top1", "gains", "errors")}
+        return {"enough": self.enough, "samples": self.samples, **lists}
 
 
 def judge(store: MeasurementStore, device: str, *, seed: int = 0) -> Verdict:
-    """Whether the samples of a device are enough.
-
-    Raises:
-        NotFoundError: no such device.
-    """
+    """Whether the samples of a device are enough. Raises NotFoundError: no such device."""
     store.get_device(device)
-    held = choose_holdout(store).workload_ids
     frame = (
         store.programs_with_latency(devices=[device])
-        .filter(~pl.col("workload_id").is_in(sorted(held)))
+        .filter(~pl.col("workload_id").is_in(sorted(choose_holdout(store).workload_ids)))
         .sort("workload_id", "seq")
     )
     total = frame.height
@@ -98,35 +84,24 @@ def judge(store: MeasurementStore, device: str, *, seed: int = 0) -> Verdict:
     latency_s = frame["latency_s"].to_numpy()
     rank = np.empty(total, np.int64)
     rank[np.argsort(frame["seq"].to_numpy(), kind="stable")] = np.arange(total)
-    found = np.stack(
-        [_top1(profiles, latency_s, group, fold, rank < round(part * total), seed) for part in PARTS]
-    )  # (3, W)
-    steps = np.diff(found, axis=0)
+    parts = [_top1(profiles, latency_s, group, fold, rank < round(part * total), seed) for part in PARTS]
+    top1 = np.mean(parts, axis=1)
+    steps = np.diff(parts, axis=0)  # (2, W)
     gains = steps.mean(axis=1)
     errors = steps.std(axis=1, ddof=1) / np.sqrt(steps.shape[1])
     flat = gains <= np.maximum(FLAT, errors)
-    curve = " → ".join(f"{value:.3f}" for value in found.mean(axis=1))
+    curve = " → ".join(f"{value:.3f}" for value in top1)
     reason = (
         f"top-1 on workloads left out went {curve} from {round(PARTS[0] * total)} to {total} samples that are not held "
         f"out, the last two doublings gained {gains[0]:+.3f} ± {errors[0]:.3f} and {gains[1]:+.3f} ± {errors[1]:.3f}: "
-        + _in_words(bool(flat[0]), bool(flat[1]))
+        + {
+            (True, True): "no more is to be had",
+            (False, True): "the last one brought nothing, the next has to confirm it",
+        }.get((bool(flat[0]), bool(flat[1])), "more will help")
     )
     return Verdict(
-        bool(flat.all()),
-        reason,
-        total,
-        least,
-        tuple(map(float, found.mean(axis=1))),
-        tuple(map(float, gains)),
-        tuple(map(float, errors)),
+        bool(flat.all()), reason, total, least, tuple(top1.tolist()), *(tuple(v.tolist()) for v in (gains, errors))
     )
-
-
-def _in_words(earlier: bool, last: bool) -> str:
-    """What follows from two doublings, each of which brought nothing or did."""
-    if last:
-        return "no more is to be had" if earlier else "the last one brought nothing, the next has to confirm it"
-    return "more will help"
 
 
 def first_question(workloads: int) -> int:
@@ -144,17 +119,9 @@ def saturated(store: MeasurementStore, device: str) -> Mapping[str, Any] | None:
 
 def _profiles(store: MeasurementStore, frame: pl.DataFrame) -> npt.NDArray[np.float32]:
     """`(P, K)` in the frame's order."""
-    reader = ProfileReader()
     sketches = {sketch.sketch_id: sketch for sketch in store.get_sketches()}
-    parts, order = [], []
-    indexed = frame.select("sketch_id", "decisions").with_row_index("row")
-    for (key,), group in indexed.group_by("sketch_id", maintain_order=True):
-        decisions = np.array(group["decisions"].to_list(), np.int64).reshape(group.height, -1)
-        parts.append(reader.read(sketches[str(key)], decisions))
-        order.append(group["row"].to_numpy())
-    out = np.empty((frame.height, parts[0].shape[1]), np.float32)
-    out[np.concatenate(order)] = np.concatenate(parts)
-    return out
+    programs = [(sketches[key], decisions) for key, decisions in frame.select("sketch_id", "decisions").iter_rows()]
+    return read_many(ProfileReader(), programs)
 
 
 def _top1(

@@ -17,7 +17,7 @@ from tlp.model.checkpoint import Checkpoint
 from tlp.model.config import TLPConfig
 from tlp.model.nearest import nearest_head, rank_correlations
 from tlp.training.data.dataset import Dataset, build_dataset
-from tlp.training.data.subset import only, sampled, with_labels
+from tlp.training.data.labels import only, sampled, with_labels
 from tlp.training.learn.strategy import (
     RECIPES,
     STRATEGIES,

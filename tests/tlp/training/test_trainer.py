@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from bench import paper
 from tlp.core.errors import InvalidInputError
 from tlp.language.vocabulary import Vocabulary
 from tlp.model.config import TLPConfig
@@ -14,9 +15,8 @@ from tlp.model.predictor import Predictor
 from tlp.model.shards import split_evenly
 from tlp.training.data.dataset import Dataset
 from tlp.training.learn import trainer
-from tlp.training.learn.dropout import OwnDropout
 from tlp.training.learn.strategy import JointStrategy, warm_start
-from tlp.training.learn.trainer import EpochReport, TrainingRun, TrainOptions, _Source
+from tlp.training.learn.trainer import EpochReport, OwnDropout, TrainingRun, TrainOptions
 
 SMALL = TLPConfig(heads=(), words=64, dims=(16, 32), attention_heads=4, head_dims=(16,))
 TORCH_DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.cuda)] if torch.cuda.is_available() else [])]
@@ -203,8 +203,9 @@ def test_the_papers_loss_ranks_all_programs_of_a_step_against_each_other(dataset
     torch.manual_seed(0)
     network = MTLTLP(TLPConfig(dataset.device_names, dims=(8, 8), attention_heads=2, head_dims=(8,))).eval()
     lists = [np.arange(start, stop) for start, stop in dataset.groups[:3]]
-    source = _Source(dataset, torch.device("cpu"))
-    scores, labels, mask = source.lists(network, lists, mix=True)
+    run = paper.PaperRun(network, dataset, dataclasses.replace(paper.OPTIONS, epochs=1))
+    network.eval()
+    scores, labels, mask = run.ranked(lists)
     assert scores.shape[0] == len(dataset.devices) and mask.sum() == len(dataset.devices) * sum(map(len, lists))
     programs = np.concatenate(lists)
     with torch.no_grad():
@@ -212,6 +213,6 @@ def test_the_papers_loss_ranks_all_programs_of_a_step_against_each_other(dataset
     for head in range(len(dataset.devices)):
         torch.testing.assert_close(scores[head][mask[head]], want[:, head])
         np.testing.assert_array_equal(labels[head][mask[head]].numpy(), dataset.labels[programs, head])
-    run = TrainingRun(network, dataset, dataclasses.replace(TrainOptions.paper(), epochs=1))
+    network.train()
     with run.open():
         assert float(run.step(lists)) > 0.0

@@ -15,9 +15,9 @@ from tests.tlp.training.steps import decide
 from tlp.core.settings import Settings
 from tlp.search.select import fit_guide, guide_from_store
 from tlp.training import saturation
-from tlp.training.data import transfer
+from tlp.training.data import labels as transfer
 from tlp.training.data.dataset import Dataset, build_dataset
-from tlp.training.data.transfer import fill_from_relatives
+from tlp.training.data.labels import fill_from_relatives
 
 PROGRAMS = 14
 

@@ -1,1 +1,1 @@
-"""From the store to arrays: snapshot, hold-out, data set."""
+"""What models learn from: data sets, labels, what is held out."""

@@ -102,10 +102,7 @@ class Dataset:
 
 
 def _encode(
-    encoder: Encoder,
-    sketches: Sequence[Sketch],
-    sketch_of: npt.NDArray[np.int64],
-    decisions: IntArray,
+    encoder: Encoder, sketches: Sequence[Sketch], sketch_of: npt.NDArray[np.int64], decisions: IntArray
 ) -> npt.NDArray[np.float32]:
     """The one place where training encodes."""
     out = np.empty((len(sketch_of), encoder.length, encoder.width), np.float32)
@@ -119,11 +116,9 @@ def _encode(
 
 
 def choose_language(counts: Mapping[str, Mapping[str, int]], devices: Collection[str]) -> str:
-    """MetaSchedule's if any of the devices has samples of it, else Ansor's if any has those, else MetaSchedule's.
+    """Ansor's if the devices have samples of it and none of MetaSchedule's, else MetaSchedule's.
 
-    Args:
-        counts: what `MeasurementStore.sample_languages` returns.
-        devices: names.
+    `counts` are those of `MeasurementStore.sample_languages`.
     """
     spoken = {language for name in devices for language in counts.get(name, {})}
     return ANSOR if ANSOR in spoken and METASCHEDULE not in spoken else METASCHEDULE
@@ -145,7 +140,6 @@ def build_dataset(
     The same store, watermark and arguments give the same arrays, whatever the order the samples came in.
 
     Args:
-        store: the store.
         devices: heads, in order.
         watermark: snapshot; None: now.
         holdout: networks to hold out; None: those marked, else 10% of the workloads by hash.
@@ -164,13 +158,17 @@ def build_dataset(
     rows = [store.get_device(name) for name in devices]
     version = _version(store, rows, mark, language, encoder_version)
     spoken = encoders.language_of(version)
-    held = choose_holdout(store, holdout, language=spoken)
+    held_out = choose_holdout(store, holdout, language=spoken)
     sketches = {s.sketch_id: s for s in store.get_sketches() if s.language == spoken}
-    wanted = pl.col("sketch_id").is_in(list(sketches)) & ~pl.col("workload_id").is_in(list(held.workload_ids))
+    wanted = pl.col("sketch_id").is_in(list(sketches)) & ~pl.col("workload_id").is_in(list(held_out.workload_ids))
     measured = store.programs_with_latency(devices=list(devices), watermark=mark)
     counts = dict.fromkeys(devices, 0) | dict(measured.group_by("device").agg(pl.col("samples").sum()).iter_rows())
     measured = measured.filter(wanted)
-    _require_some(measured, rows)
+    if measured.is_empty():
+        raise InvalidInputError(
+            f"there is nothing to train on: {', '.join(devices)} have no samples outside the held-out workloads",
+            next_command=more_samples(rows[0], 500) if rows else "tlp device list",
+        )
     programs = _programs(measured)
     used = programs["sketch_id"].unique().sort().to_list()
     kept = tuple(sketches[sketch_id] for sketch_id in used)
@@ -203,18 +201,9 @@ def build_dataset(
         samples=counts,
         duplicates=programs.height - len(first),
         watermark=mark,
-        holdout=held,
+        holdout=held_out,
         best_latency_s=fastest,
     )
-
-
-def _require_some(measured: pl.DataFrame, devices: Sequence[Device]) -> None:
-    if measured.height == 0:
-        names = ", ".join(device.name for device in devices)
-        raise InvalidInputError(
-            f"there is nothing to train on: {names} have no samples outside the held-out workloads",
-            next_command=more_samples(devices[0], 500) if devices else "tlp device list",
-        )
 
 
 def _programs(measured: pl.DataFrame) -> pl.DataFrame:
@@ -293,10 +282,7 @@ def _labels(
 
 
 def _hash_rows(
-    encoder: Encoder,
-    sketches: Sequence[Sketch],
-    sketch_of: npt.NDArray[np.int64],
-    decisions: IntArray,
+    encoder: Encoder, sketches: Sequence[Sketch], sketch_of: npt.NDArray[np.int64], decisions: IntArray
 ) -> npt.NDArray[np.uint64]:
     """A 64-bit hash of each encoded program: Σ bits·odd random number, modulo 2^64. Arguments as of `_encode`."""
     factors = np.random.default_rng(0).integers(1, 1 << 63, encoder.length * encoder.width, dtype=np.uint64)

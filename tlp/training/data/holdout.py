@@ -50,7 +50,7 @@ def choose_holdout(
     if chosen:
         weights = {n.name: {task.workload_id: task.weight for task in n.tasks} for n in chosen}
         return Holdout(tuple(weights), frozenset(w for tasks in weights.values() for w in tasks), weights)
-    held = [w for w in workloads if bucket(w, HASH_HOLDOUT, "holdout") == 0]
-    if not held and len(workloads) > 1:
-        held = [min(workloads, key=lambda w: bucket(w, 1 << 62, "holdout"))]
-    return Holdout((), frozenset(held), {"held_out": dict.fromkeys(held, 1)} if held else {})
+    picked = [w for w in workloads if bucket(w, HASH_HOLDOUT, "holdout") == 0]
+    if not picked and len(workloads) > 1:
+        picked = [min(workloads, key=lambda w: bucket(w, 1 << 62, "holdout"))]
+    return Holdout((), frozenset(picked), {"held_out": dict.fromkeys(picked, 1)} if picked else {})

@@ -1,1 +1,1 @@
-"""Learning: strategies, trainer, surrogate models."""
+"""How models learn: strategies, the training loop, small trees."""

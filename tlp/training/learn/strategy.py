@@ -17,7 +17,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Final
 
 import numpy as np
@@ -32,8 +31,17 @@ from tlp.model.config import TLPConfig
 from tlp.model.nearest import nearest_head, rank_correlations
 from tlp.model.network import MTLTLP
 from tlp.training.data.dataset import Dataset
-from tlp.training.data.subset import only, sampled, with_labels
-from tlp.training.learn.trainer import EpochReport, OnEpoch, Teacher, TrainOptions, fit, set_threads, training_facts
+from tlp.training.data.labels import only, sampled, with_labels
+from tlp.training.learn.trainer import (
+    EpochReport,
+    OnEpoch,
+    Teacher,
+    TrainingRun,
+    TrainOptions,
+    fit,
+    set_threads,
+    training_facts,
+)
 
 JOINT: Final = "joint"
 CALIBRATION = 4096  # programs that the profile's bins are made from
@@ -68,6 +76,7 @@ class Strategy(ABC):
     """
 
     name: str
+    run_type = TrainingRun
 
     @abstractmethod
     def lesson(self, dataset: Dataset, options: TrainOptions, parent: Checkpoint) -> Lesson:
@@ -88,9 +97,8 @@ class Strategy(ABC):
         Args:
             dataset: what to learn.
             options: how long and how fast.
-            parent: model to start from; None: from scratch.
-            parent_version: its version, for the manifest.
-            config: sizes of a model from scratch; None: the defaults. A parent's sizes are kept.
+            parent: model to start from, `parent_version` in the manifest; None: from scratch.
+            config: sizes of a model from scratch; None: the defaults.
             on_epoch: called after each pass.
 
         Raises:
@@ -104,7 +112,7 @@ class Strategy(ABC):
         else:
             network = warm_start(parent, dataset)
             lesson = self.lesson(dataset, options, parent)
-        reports = fit(network, lesson.dataset, lesson.options, on_epoch, teacher=lesson.teacher)
+        reports = fit(network, lesson.dataset, lesson.options, on_epoch, teacher=lesson.teacher, run_type=self.run_type)
         how = JOINT if parent is None else self.name
         return Checkpoint(
             config=network.config,
@@ -129,7 +137,7 @@ class JointStrategy(Strategy):
         self._tasks = None if tasks is None else frozenset(tasks)
 
     def lesson(self, dataset: Dataset, options: TrainOptions, parent: Checkpoint) -> Lesson:
-        """See `Strategy.lesson`."""
+        """The tasks, together."""
         names = frozenset(dataset.device_names)
         learned = names if self._tasks is None else names & self._tasks | (names - set(parent.heads))
         if learned == names:
@@ -181,7 +189,7 @@ class IncrementalStrategy(Strategy):
         self._recipe = recipe or RECIPES[name]
 
     def lesson(self, dataset: Dataset, options: TrainOptions, parent: Checkpoint) -> Lesson:
-        """See `Strategy.lesson`."""
+        """The devices to learn, by the recipe."""
         recipe = self._recipe
         names = dataset.device_names
         learned = frozenset(n for n in names if n in self._focus or n not in parent.heads) or frozenset(names)
@@ -202,13 +210,11 @@ class IncrementalStrategy(Strategy):
         return Lesson(kept, budget, learned, teacher)
 
 
-def _incremental(name: str, device: str, tasks: Sequence[str] | None) -> Strategy:
-    return IncrementalStrategy(name, [device])
-
-
 STRATEGIES: Final[dict[str, Callable[[str, Sequence[str] | None], Strategy]]] = {
     JOINT: lambda device, tasks: JointStrategy(tasks),
-    **{name: partial(_incremental, name) for name in RECIPES},
+    "fine-tune": lambda device, tasks: IncrementalStrategy("fine-tune", [device]),
+    "replay": lambda device, tasks: IncrementalStrategy("replay", [device]),
+    "distill": lambda device, tasks: IncrementalStrategy("distill", [device]),
 }
 """Name → a function of the device that a training is for and the devices trained together (None: all)."""
 
@@ -235,9 +241,9 @@ def teach(parent: Checkpoint, dataset: Dataset, devices: Collection[str], *, wei
     with torch.inference_mode():
         for start in range(0, P, _TAUGHT_AT_ONCE):
             part = np.arange(start, min(start + _TAUGHT_AT_ONCE, P))
-            found = network(torch.from_numpy(seen.features(part))).numpy()
+            outputs = network(torch.from_numpy(seen.features(part))).numpy()
             for head, column in heads:
-                scores[part, column] = found[:, head]
+                scores[part, column] = outputs[:, head]
     spread = np.ones(len(dataset.devices), np.float32)
     for _, column in heads:
         inside = [float(scores[start:stop, column].var()) for start, stop in dataset.groups]
@@ -293,15 +299,11 @@ def warm_start(parent: Checkpoint, dataset: Dataset) -> MTLTLP:
             "the data set's vocabulary is not the parent model's grown at its end",
             next_command="tlp train --from-scratch",
         )
-    encoded = dataset.encoder
-    if (encoded.version, encoded.length, encoded.width) != (
-        parent.encoder_version,
-        parent.config.length,
-        parent.config.width,
-    ):
+    encoded, sizes = dataset.encoder, parent.config
+    if (encoded.version, encoded.length, encoded.width) != (parent.encoder_version, sizes.length, sizes.width):
         raise InvalidInputError(
             f"the data set is encoded as {encoded.version} with {encoded.length} x {encoded.width} numbers, the parent "
-            f"model reads {parent.encoder_version} with {parent.config.length} x {parent.config.width}",
+            f"model reads {parent.encoder_version} with {sizes.length} x {sizes.width}",
             next_command="tlp train --from-scratch",
         )
     network = MTLTLP(parent.config.with_heads(dataset.device_names))

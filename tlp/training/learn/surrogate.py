@@ -71,8 +71,7 @@ class Surrogate:
     def fit(profiles: FloatArray, labels: FloatArray, *, seed: int = 0, members: int = MEMBERS) -> Surrogate:
         """Fit on `(P, K)` profiles and `(P,)` labels, higher = faster; above `MAX_ROWS`, on a random part.
 
-        Raises:
-            InvalidInputError: fewer than two programs.
+        Raises InvalidInputError: fewer than two programs.
         """
         if len(labels) < 2:
             raise InvalidInputError(f"{len(labels)} programs are too few to learn from")
@@ -83,8 +82,8 @@ class Surrogate:
 
     def predict(self, profiles: FloatArray) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """`(N, K)` → mean `(N,)` and spread `(N,)` of the members' predictions."""
-        found = np.stack([np.asarray(member.predict(profiles), np.float64) for member in self.members])
-        return found.mean(axis=0), found.std(axis=0)
+        predictions = np.stack([np.asarray(member.predict(profiles), np.float64) for member in self.members])
+        return predictions.mean(axis=0), predictions.std(axis=0)
 
 
 def translate(known: FloatArray, log_latency: FloatArray, base: int, target: int, *, seed: int = 0) -> FloatArray:
@@ -95,10 +94,7 @@ def translate(known: FloatArray, log_latency: FloatArray, base: int, target: int
 
     Args:
         known: `(P, K)` profiles; K may be 0.
-        log_latency: `(P, H)` log2 seconds, NaN: not measured.
-        base: column of the relative that the difference is taken to.
-        target: column of the device.
-        seed: of the trees.
+        log_latency: `(P, H)` log2 seconds, NaN: not measured; `target` is the device's column.
 
     Returns:
         `(P,)` log2 seconds; NaN where `base` did not measure.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +23,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from tlp.core.errors import InvalidInputError
 from tlp.core.settings import Settings
@@ -30,7 +32,6 @@ from tlp.model.losses import LOSSES, distillation
 from tlp.model.network import MTLTLP
 from tlp.model.shards import Shards, open_device, split_evenly
 from tlp.training.data.dataset import FEATURE_CACHE_BYTES, Dataset
-from tlp.training.learn.dropout import OwnDropout
 
 MAX_LIST = 64
 MAX_WATCHED = 4096  # programs of a watched workload that are scored after each epoch
@@ -54,10 +55,6 @@ class TrainOptions:
         torch_device: where to compute.
         clip: largest norm of the gradient (paper: 0.5).
         trunk_rate: factor of the learning rate for all but the heads; a warm start may want to keep its trunk.
-        falling_rate: warm up, then fall along a cosine; else constant.
-        mix_workloads: rank all programs of a step against each other, as the paper's code does.
-        fill_few: give a device with few samples labels translated from its nearest relative's
-            (`tlp.training.data.transfer`).
     """
 
     epochs: int = 16
@@ -70,26 +67,6 @@ class TrainOptions:
     torch_device: str = "cpu"
     clip: float = 1.0
     trunk_rate: float = 1.0
-    falling_rate: bool = True
-    mix_workloads: bool = False
-    fill_few: bool = False
-
-    @staticmethod
-    def paper() -> TrainOptions:
-        """As the paper's code (`mtl_tlp_train.py`) trains, for comparison.
-
-        About 1,024 programs a step, all of a device ranked against each other whatever their workload; constant rate.
-        """
-        return TrainOptions(
-            epochs=50,
-            batch_lists=16,
-            learning_rate=7e-4,
-            weight_decay=1e-6,
-            loss="lambda_rank_paper",
-            clip=0.5,
-            falling_rate=False,
-            mix_workloads=True,
-        )
 
     @staticmethod
     def from_settings(settings: Settings) -> TrainOptions:
@@ -121,14 +98,9 @@ class Teacher:
 
 @dataclass(frozen=True)
 class EpochReport:
-    """One pass.
+    """Pass number `epoch` of `epochs`: mean `loss` over its steps, `seconds` since the start.
 
-    Attributes:
-        epoch: 1 for the first.
-        epochs: how many there will be.
-        loss: mean over the epoch's steps.
-        validation_top1: mean over (device, watched workload) of label of the top-ranked program; NaN if none.
-        seconds: since the start.
+    `validation_top1` is the mean over (device, watched workload) of the top-ranked program's label; NaN if none.
     """
 
     epoch: int
@@ -151,18 +123,9 @@ def fit(
     on_epoch: OnEpoch | None = None,
     *,
     teacher: Teacher | None = None,
+    run_type: type[TrainingRun] | None = None,
 ) -> list[EpochReport]:
-    """Train a network in place; its heads must be the data set's devices, in order.
-
-    Args:
-        network: the network.
-        dataset: what to learn.
-        options: how.
-        on_epoch: called after each pass.
-        teacher: scores to keep; None: the labels are all there is.
-
-    Returns:
-        One report per epoch. The network is left in evaluation mode.
+    """Train a network in place, as `TrainingRun` does; one report per epoch. The network is left in evaluation mode.
 
     Raises:
         InvalidInputError: no such torch device here; the training diverged.
@@ -173,7 +136,7 @@ def fit(
     groups = dataset.groups[dataset.training_groups]
     started = time.monotonic()
     reports: list[EpochReport] = []
-    run = TrainingRun(network, dataset, options, teacher)
+    run = (run_type or TrainingRun)(network, dataset, options, teacher)
     with run.open():
         for epoch in range(1, options.epochs + 1):
             # Kept where they were computed: reading one would make the step wait for the device.
@@ -199,6 +162,54 @@ def _diverged(options: TrainOptions, what: str) -> InvalidInputError:
     )
 
 
+def rate_at(step: int, steps: int) -> float:
+    """Factor of the learning rate at a step: linear warm-up, then a cosine to 0."""
+    warm = max(1, int(WARMUP * steps))
+    return min(1.0, (step + 1) / warm) * 0.5 * (1.0 + math.cos(math.pi * min(step / max(steps, 1), 1.0)))
+
+
+def padded_lists(values: Tensor, lists: list[IntArray], empty: float) -> Tensor:
+    """`(B, H)` of programs in lists as `(G·H, N)`: one row per list and head, heads fastest."""
+    N, H = max(map(len, lists)), values.shape[1]
+    place = np.concatenate([i * N + np.arange(len(members)) for i, members in enumerate(lists)])
+    flat = torch.full((len(lists) * N, H), empty, device=values.device, dtype=values.dtype)
+    flat = flat.index_copy(0, torch.from_numpy(place).to(values.device), values)
+    return flat.view(len(lists), N, H).transpose(1, 2).reshape(-1, N)
+
+
+class OwnDropout(TorchFunctionMode):
+    """Within the body, in this thread, `torch.nn.functional.dropout` draws from a generator of this object.
+
+    torch's own has one generator per process, whose numbers would fall to any of several threads. Here each part of a
+    batch has its own, so the same seed gives the same weights. Four numbers of 16 bits come out of each draw, which
+    takes a third of torch's time on a CPU; the probability is exact to 2^-16.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[Any],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is F.dropout:
+            return self._dropout(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    def _dropout(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        if not training or p == 0.0:
+            return x
+        count = x.numel()
+        draws = torch.empty((count + 3) // 4, dtype=torch.int64)
+        lanes = draws.random_(-(2**63), None, generator=self._generator).view(torch.int16)[:count].view(x.shape)
+        keep = (lanes >= round(p * (1 << 16)) - (1 << 15)).to(x.dtype).mul_(1.0 / (1.0 - p))
+        return x * keep
+
+
 class TrainingRun:
     """A network being trained: what `fit` does step by step, for those who want to stop in between.
 
@@ -206,35 +217,42 @@ class TrainingRun:
         network: trained in place, moved to the options' device and into training mode.
         dataset: its devices are the network's heads, in order.
         options: `epochs` sets how the learning rate falls.
-        teacher: scores to keep.
+        teacher: scores to keep; None: the labels are all there is.
+
+    Attributes:
+        rate: factor of the learning rate: `(step, steps)` → factor.
+        rows: what is ranked: as `padded_lists`.
+        by_list: the lists of a step are ranked apart, so threads may share them out.
 
     Raises:
         InvalidInputError: no such torch device here.
     """
 
+    rate = staticmethod(rate_at)
+    rows = staticmethod(padded_lists)
+    by_list = True
+
     def __init__(
         self, network: MTLTLP, dataset: Dataset, options: TrainOptions, teacher: Teacher | None = None
     ) -> None:
-        device = open_device(options.torch_device)
+        self._device = device = open_device(options.torch_device)
         self.network = network.to(device).train()
         self._parameters = list(network.parameters())
-        self._dataset = dataset
-        self._source = _Source(dataset, device, teacher)
-        self._teacher = teacher
+        self._dataset, self._options, self._teacher = dataset, options, teacher
+        self._labels = torch.from_numpy(dataset.labels).to(device)
+        self._features: Tensor | None = None
+        if dataset.feature_bytes <= FEATURE_CACHE_BYTES:
+            self._features = torch.from_numpy(dataset.features(np.arange(len(dataset.decisions)))).to(device)
         self._loss = LOSSES[options.loss]
         self._optimiser = torch.optim.AdamW(
             _parameter_groups(network, options), weight_decay=options.weight_decay, fused=True
         )
-        groups = dataset.groups[dataset.training_groups]
-        steps = options.epochs * math.ceil(list_count(groups) / options.batch_lists)
-        self._schedule = torch.optim.lr_scheduler.LambdaLR(
-            self._optimiser, lambda step: rate_at(step, steps) if options.falling_rate else 1.0
-        )
-        self._options = options
+        steps = options.epochs * math.ceil(list_count(dataset.groups[dataset.training_groups]) / options.batch_lists)
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimiser, lambda step: self.rate(step, steps))
+        on_cpu = device.type == "cpu"
         threads = options.threads or torch.get_num_threads()
-        whole = device.type != "cpu" or options.mix_workloads
-        self._shards = Shards(threads, 1 if whole else options.batch_lists)
-        self._seeds = np.random.default_rng(options.seed) if device.type == "cpu" else None
+        self._shards = Shards(threads, options.batch_lists if on_cpu and self.by_list else 1)
+        self._seeds = np.random.default_rng(options.seed) if on_cpu else None
 
     def open(self) -> AbstractContextManager[object]:
         """Around the steps: the threads' lifetime."""
@@ -242,49 +260,56 @@ class TrainingRun:
 
     def step(self, lists: list[IntArray]) -> Tensor:
         """One optimiser step on some lists of programs of one workload each; returns the loss, a scalar."""
+        teacher = self._teacher
         parts = split_evenly(lists, list(map(len, lists)), self._shards.count)
-        rankings = [self._rankings(part) for part in parts]
+        rankings = [_rankings(self._dataset.labels, part) for part in parts]
+        taught = [0 if teacher is None else _rankings(teacher.scores, part) for part in parts]
         total = max(sum(rankings), 1)
-        taught = [self._taught(part) for part in parts]
         seed = None if self._seeds is None else int(self._seeds.integers(1 << 62))
 
         def work(number: int) -> tuple[Tensor, tuple[Tensor, ...]]:
             with nullcontext() if seed is None else OwnDropout(seed + number):
-                ranked = self._source.lists(self.network, parts[number], mix=self._options.mix_workloads)
+                scores, labels, mask = self.ranked(parts[number])
             # A part's loss is the mean over its rankings; weighted so, the parts' sum is the mean over all.
-            loss = self._loss(*ranked) * (rankings[number] / total)
-            if self._teacher is not None and taught[number]:
-                kept = self._source.taught(parts[number], mix=self._options.mix_workloads)
-                share = self._teacher.weight * taught[number] / sum(taught)
-                loss = loss + distillation(ranked[0], *kept) * share
+            loss = self._loss(scores, labels, mask) * (rankings[number] / total)
+            if teacher is not None and taught[number]:
+                share = teacher.weight * taught[number] / sum(taught)
+                loss = loss + distillation(scores, *self._kept(teacher, parts[number])) * share
             return loss.detach(), torch.autograd.grad(loss, self._parameters)
 
-        done = self._shards.map(work, range(len(parts)))
-        for parameter, *gradients in zip(self._parameters, *(gradients for _, gradients in done), strict=True):
+        results = self._shards.map(work, range(len(parts)))
+        for parameter, *gradients in zip(self._parameters, *(gradients for _, gradients in results), strict=True):
             parameter.grad = gradients[0] if len(gradients) == 1 else torch.stack(gradients).sum(dim=0)
         torch.nn.utils.clip_grad_norm_(self._parameters, self._options.clip)
         self._optimiser.step()
         self._schedule.step()
-        return done[0][0] if len(done) == 1 else torch.stack([loss for loss, _ in done]).sum()
+        return results[0][0] if len(results) == 1 else torch.stack([loss for loss, _ in results]).sum()
 
-    def _rankings(self, lists: list[IntArray]) -> int:
-        """(list, head) pairs with at least two labels: what the loss is a mean over."""
-        labels = self._dataset.labels
-        return sum(int(((~np.isnan(labels[members])).sum(axis=0) > 1).sum()) for members in lists)
+    def ranked(self, lists: list[IntArray]) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores, labels and mask of some lists, in `rows`."""
+        programs = np.concatenate(lists)
+        scores = self.network(self._encoded(programs))  # (B, H)
+        labels = self.rows(self._labels[torch.from_numpy(programs).to(self._device)], lists, math.nan)
+        return self.rows(scores, lists, 0.0), labels.nan_to_num(0.0), ~labels.isnan()
 
-    def _taught(self, lists: list[IntArray]) -> int:
-        """(list, head) pairs with at least two scores to keep."""
-        if self._teacher is None:
-            return 0
-        scores = self._teacher.scores
-        return sum(int(((~np.isnan(scores[members])).sum(axis=0) > 1).sum()) for members in lists)
+    def _kept(self, teacher: Teacher, lists: list[IntArray]) -> tuple[Tensor, Tensor]:
+        """The teacher's scores of some lists, in `rows`, and the spread of each row."""
+        scores = torch.from_numpy(teacher.scores[np.concatenate(lists)]).to(self._device)
+        padded = self.rows(scores, lists, math.nan)
+        spread = torch.from_numpy(teacher.spread).to(self._device)
+        return padded, spread.repeat(len(padded) // len(spread))
+
+    def _encoded(self, programs: IntArray) -> Tensor:
+        """`(B, L, E)`."""
+        if self._features is not None:
+            return self._features[torch.from_numpy(programs).to(self._device)]
+        return torch.from_numpy(self._dataset.features(programs)).to(self._device)
 
     def validate(self) -> float:
         """Mean over (device, watched workload) of the label of the top-ranked program; NaN if none is watched."""
         self.network.eval()
-        found = self._shards.map(self._tops, self._dataset.validation)
+        tops = [top for group in self._shards.map(self._tops, self._dataset.validation) for top in group]
         self.network.train()
-        tops = [top for group in found for top in group]
         return float(np.mean(tops)) if tops else math.nan
 
     def _tops(self, group: int) -> list[float]:
@@ -292,7 +317,7 @@ class TrainingRun:
         start, stop = self._dataset.groups[group]
         programs = np.arange(start, min(stop, start + MAX_WATCHED))
         with torch.inference_mode():
-            scores = self.network(self._source.encoded(programs)).cpu().numpy()  # (B, H)
+            scores = self.network(self._encoded(programs)).cpu().numpy()  # (B, H)
         labels = self._dataset.labels[programs]
         tops: list[float] = []
         for head in range(labels.shape[1]):
@@ -302,19 +327,18 @@ class TrainingRun:
         return tops
 
 
+def _rankings(labels: npt.NDArray[np.float32], lists: list[IntArray]) -> int:
+    """(list, head) pairs with at least two labels: what a loss is a mean over."""
+    return sum(int(((~np.isnan(labels[members])).sum(axis=0) > 1).sum()) for members in lists)
+
+
 def _parameter_groups(network: MTLTLP, options: TrainOptions) -> list[dict[str, Any]]:
     """What the optimiser steps: the heads and the rest, each at its rate."""
     heads = list(network.heads.parameters())
-    mine = {id(parameter) for parameter in heads}
-    trunk = [parameter for parameter in network.parameters() if id(parameter) not in mine]
+    in_heads = {id(parameter) for parameter in heads}
+    trunk = [parameter for parameter in network.parameters() if id(parameter) not in in_heads]
     rate = options.learning_rate
     return [{"params": trunk, "lr": rate * options.trunk_rate}, {"params": heads, "lr": rate}]
-
-
-def rate_at(step: int, steps: int) -> float:
-    """Factor of the learning rate at a step: linear warm-up, then a cosine to 0."""
-    warm = max(1, int(WARMUP * steps))
-    return min(1.0, (step + 1) / warm) * 0.5 * (1.0 + math.cos(math.pi * min(step / max(steps, 1), 1.0)))
 
 
 def list_count(groups: IntArray) -> int:
@@ -332,52 +356,6 @@ def deal_batches(groups: IntArray, batch_lists: int, order: np.random.Generator)
     shuffled = order.permutation(len(lists))
     for start in range(0, len(lists), batch_lists):
         yield [lists[i] for i in shuffled[start : start + batch_lists]]
-
-
-class _Source:
-    """Features and labels of lists of programs, features made once if they fit."""
-
-    def __init__(self, dataset: Dataset, device: torch.device, teacher: Teacher | None = None) -> None:
-        self.dataset = dataset
-        self.device = device
-        self.teacher = None if teacher is None else torch.from_numpy(teacher.scores).to(device)
-        self.spread = None if teacher is None else torch.from_numpy(teacher.spread).to(device)
-        self.labels = torch.from_numpy(dataset.labels).to(device)
-        self.features: Tensor | None = None
-        if dataset.feature_bytes <= FEATURE_CACHE_BYTES:
-            self.features = torch.from_numpy(dataset.features(np.arange(len(dataset.decisions)))).to(device)
-
-    def encoded(self, programs: IntArray) -> Tensor:
-        """`(B, L, E)`."""
-        if self.features is not None:
-            return self.features[torch.from_numpy(programs).to(self.device)]
-        return torch.from_numpy(self.dataset.features(programs)).to(self.device)
-
-    def lists(self, network: MTLTLP, lists: list[IntArray], *, mix: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """Scores, labels and mask of some lists, each `(G·H, N)`; mixed: `(H, G·N)`, one ranking per head."""
-        programs = np.concatenate(lists)  # (B,)
-        scores = network(self.encoded(programs))  # (B, H)
-        labels = self.labels[torch.from_numpy(programs).to(self.device)]
-        wanted = padded_lists(labels, lists, math.nan, mix)
-        return padded_lists(scores, lists, 0.0, mix), wanted.nan_to_num(0.0), ~wanted.isnan()
-
-    def taught(self, lists: list[IntArray], *, mix: bool = False) -> tuple[Tensor, Tensor]:
-        """The teacher's scores of some lists in the form of `lists`, `(R, N)`, and the spread of each row, `(R,)`."""
-        assert self.teacher is not None and self.spread is not None
-        rows = self.teacher[torch.from_numpy(np.concatenate(lists)).to(self.device)]
-        padded = padded_lists(rows, lists, math.nan, mix)
-        return padded, self.spread.repeat(len(padded) // len(self.spread))
-
-
-def padded_lists(values: Tensor, lists: list[IntArray], empty: float, mix: bool = False) -> Tensor:
-    """`(B, H)` of programs in lists as one row per list and head, heads fastest; mixed: one row per head."""
-    N, H = max(map(len, lists)), values.shape[1]
-    place = np.concatenate([i * N + np.arange(len(members)) for i, members in enumerate(lists)])
-    flat = torch.full((len(lists) * N, H), empty, device=values.device, dtype=values.dtype)
-    flat = flat.index_copy(0, torch.from_numpy(place).to(values.device), values)
-    if mix:
-        return flat.t()  # (H, G·N)
-    return flat.view(len(lists), N, H).transpose(1, 2).reshape(-1, N)  # (G·H, N)
 
 
 def training_facts(
