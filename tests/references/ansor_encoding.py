@@ -5,12 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from storage import Sketch
-from tlp.language.ansor import to_steps
+from tlp.language.ansor import DECIDED_FIELD, NULL, UNROLL, Step, parse_sketch
 from tlp.language.ansor_encoder import KINDS, AnsorEncoder
+from tlp.language.sketch import check_width
 from tlp.language.vocabulary import PADDING
+
+
+def to_steps(sketch: Sketch, decisions: Sequence[int]) -> list[Step]:
+    """The inverse of `from_steps`. Raises InvalidInputError: the vector has not the sketch's width."""
+    check_width(sketch, decisions)
+    parsed, slots = parse_sketch(sketch.instructions_json)
+    steps: list[Step] = orjson.loads(orjson.dumps(list(parsed)))
+    for slot in slots:
+        values = [None if v == NULL else int(v) for v in decisions[slot.start : slot.stop]]
+        step, place = steps[slot.instruction], DECIDED_FIELD[slot.kind]
+        if slot.kind == "SP":
+            step[place] = values
+        elif slot.kind == "PR":
+            step[place] = f"{UNROLL}{values[0]}"
+            del step[place + 1]
+        else:
+            step[place] = values[0]
+    return steps
 
 
 def encode_reference(encoder: AnsorEncoder, sketch: Sketch, decisions: Sequence[int]) -> NDArray[np.float32]:

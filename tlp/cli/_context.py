@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import typer
 from pydantic import ValidationError
 
 from tlp.cli._output import state
 from tlp.core.errors import InvalidInputError
+from tlp.core.fleet import Fleet
 from tlp.core.requests import Request
 from tlp.core.settings import get_settings
 from tlp.pipeline import guests as guests
-
-if TYPE_CHECKING:
-    from tlp.core.fleet import Fleet
 
 
 class Entry(Protocol):

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -30,15 +30,13 @@ from tlp.felix.opinions import Chooser, Opinions
 from tlp.felix.scorer import FelixModel
 from tlp.language.arrays import IntArray
 from tlp.measure import Observation
+from tlp.programs.space import DesignSpace
 from tlp.search.adaptation import Measured, TaskAdaptation
 from tlp.search.array_scores import ArrayModel, ArrayScores
 from tlp.search.array_search import ArraySearch, Pool, matrix
 from tlp.search.cost_model import Degraded
 from tlp.search.posterior import Posterior
 from tlp.search.providers import on_threads
-
-if TYPE_CHECKING:
-    from tlp.programs.space import DesignSpace
 
 STARTS: Final = 128  # of a round, all cells together
 _DRAWN: Final = 4  # points drawn per start, of which the most promising half of the starts are taken

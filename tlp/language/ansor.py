@@ -29,7 +29,7 @@ import orjson
 
 from storage import Program, Sketch
 from tlp.core.errors import InvalidInputError
-from tlp.language.sketch import DecisionSlot, check_width
+from tlp.language.sketch import DecisionSlot
 
 LANGUAGE = "ansor"
 
@@ -171,21 +171,3 @@ def from_steps(workload_id: str, steps: Sequence[Step]) -> tuple[Sketch, Program
         raise InvalidInputError(f"the steps hold {len(decisions)} decisions where their sketch takes {width}")
     sketch = Sketch.make(workload_id, LANGUAGE, instructions_json, width)
     return sketch, Program.make(sketch, decisions)
-
-
-def to_steps(sketch: Sketch, decisions: Sequence[int]) -> list[Step]:
-    """The inverse of `from_steps`. Raises InvalidInputError: the vector has not the sketch's width."""
-    check_width(sketch, decisions)
-    parsed, slots = parse_sketch(sketch.instructions_json)
-    steps: list[Step] = orjson.loads(orjson.dumps(list(parsed)))
-    for slot in slots:
-        values = [None if v == NULL else int(v) for v in decisions[slot.start : slot.stop]]
-        step, place = steps[slot.instruction], DECIDED_FIELD[slot.kind]
-        if slot.kind == "SP":
-            step[place] = values
-        elif slot.kind == "PR":
-            step[place] = f"{UNROLL}{values[0]}"
-            del step[place + 1]
-        else:
-            step[place] = values[0]
-    return steps

@@ -6,16 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self
+from typing import Any, ClassVar, Final, NamedTuple, Self
 
 from storage import MeasurementState, Workload
 from tlp.core.errors import InvalidInputError
 from tlp.core.settings import Settings
 from tlp.measure.worker import Timing, latency_of
+from tlp.programs.space import Candidate
 from tlp.programs.workloads import arg_infos
-
-if TYPE_CHECKING:
-    from tlp.programs.space import Candidate
 
 ArgInfo = tuple[str, tuple[int, ...]]
 """dtype and shape of one argument, e.g. `("float32", (1, 3, 224, 224))`."""

@@ -8,16 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from storage import Measurement, MeasurementBatch
 from tlp.core.errors import AllFailedError, StoreError
 from tlp.core.processes import held_signals
 from tlp.measure.canary import CanaryWatch
 from tlp.measure.contract import MeasureOutcome
-
-if TYPE_CHECKING:
-    from tlp.programs.space import Candidate
+from tlp.programs.space import Candidate
 
 
 class Recorder:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from storage import Device, DeviceState, MeasurementState, MeasurementStore, ReasonCode, Workload
 from tlp.core.errors import AllFailedError, DeviceLostError, InvalidInputError, NotFoundError
@@ -25,9 +25,7 @@ from tlp.measure.contract import MeasureInput, MeasureOutcome, Proposer, Runner,
 from tlp.measure.endpoint import require_measurable
 from tlp.measure.quarantine import set_aside, wait_for_return
 from tlp.measure.recorder import Recorder
-
-if TYPE_CHECKING:
-    from tlp.programs.space import Candidate
+from tlp.programs.space import Candidate
 
 T = TypeVar("T")
 Progress = Callable[[int, int, int], None]

@@ -22,15 +22,13 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pydantic import TypeAdapter
 
 from tlp.core.errors import InvalidInputError
+from tlp.core.settings import Settings
 from tlp.model.kinds import Model
-
-if TYPE_CHECKING:
-    from tlp.core.settings import Settings
 
 log = logging.getLogger(__name__)
 

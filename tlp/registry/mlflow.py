@@ -28,12 +28,11 @@ from storage import canonical_json
 from tlp.core import processes
 from tlp.core.errors import NotFoundError, RegistryError, RegistryUnavailableError, TlpError
 from tlp.core.registry import RunRecord
+from tlp.core.settings import Settings
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Metric
-
-    from tlp.core.settings import Settings
 
 ENVIRONMENT: Final[Mapping[str, str]] = {
     "MLFLOW_DISABLE_TELEMETRY": "true",

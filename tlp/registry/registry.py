@@ -14,6 +14,7 @@ import httpx
 from storage import Actor, MeasurementStore, ModelEvent, RoundQuality, open_store
 from tlp.core.errors import BusyError, InvalidInputError
 from tlp.core.registry import CHAMPION, ModelRegistry, ModelVersion, ResolvedModel, Submission, pin_alias
+from tlp.core.settings import Settings
 from tlp.model.kinds import KINDS
 from tlp.registry import mlflow as door
 from tlp.registry import moves, versions
@@ -23,8 +24,6 @@ from tlp.registry.versions import family_of, model_name
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Metric
-
-    from tlp.core.settings import Settings
 
 _VERSION: Final = re.compile(r"v?(\d+)")
 _LOCK_TIMEOUT_S: Final = 60.0

@@ -22,6 +22,7 @@ from storage import stable_id
 from tlp.core.errors import NotFoundError, RegistryError
 from tlp.core.faults import reached
 from tlp.core.registry import CHAMPION, ModelRegistry, ModelVersion, Submission, UsableVersion, pin_alias
+from tlp.core.settings import Settings
 from tlp.model.kinds import KINDS, MTL_TLP, kind_of, load_model
 from tlp.registry import mlflow as door
 from tlp.registry.mlflow import EXISTS, MISSING, SUBMISSION_TAG, mlflow_run, none_if, retrying
@@ -29,8 +30,6 @@ from tlp.registry.mlflow import EXISTS, MISSING, SUBMISSION_TAG, mlflow_run, non
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import LoggedModel
-
-    from tlp.core.settings import Settings
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import logging
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
@@ -25,13 +25,10 @@ from tlp.core.processes import held_signals
 from tlp.measure import measure_input
 from tlp.measure.canary import CanaryWatch
 from tlp.measure.recorder import Recorder
-from tlp.programs.space import DesignSpace
+from tlp.programs.space import Candidate, DesignSpace
 from tlp.search.opening import Tuning
 from tlp.search.report import Remeasured
 from tlp.search.tasks import TaskState
-
-if TYPE_CHECKING:
-    from tlp.programs.space import Candidate
 
 log = logging.getLogger(__name__)
 

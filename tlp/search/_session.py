@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from storage import MeasurementBatch, MeasurementState, ReasonCode, RoundQuality, TuningResult, Workload
 from tlp.core.processes import held_signals
@@ -23,14 +23,12 @@ from tlp.fleet import quality
 from tlp.measure import MeasureOutcome, Observation, Proposer, measure_input
 from tlp.measure.canary import CanaryWatch
 from tlp.measure.recorder import Recorder
+from tlp.programs.space import Candidate
 from tlp.search.opening import Search, Task, Tuning
 from tlp.search.proposers import Ahead, PerWorkload, Proposal
 from tlp.search.report import TuningProgress, estimate
 from tlp.search.task_scheduler import TaskScheduler
 from tlp.search.tasks import TaskState, open_tasks, restore
-
-if TYPE_CHECKING:
-    from tlp.programs.space import Candidate
 
 log = logging.getLogger(__name__)
 

@@ -21,18 +21,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 
 from storage import Program, Workload
 from tlp.language.arrays import Arrays, IntArray
 from tlp.measure import Observation, Proposer
+from tlp.programs.space import Candidate, DesignSpace
 from tlp.search.adaptation import Floats, Measured
 from tlp.search.array_scores import ArrayModel, ScoreArrays
-
-if TYPE_CHECKING:
-    from tlp.programs.space import Candidate, DesignSpace
 
 EXAMPLES: Final = 64  # programs drawn by TVM when a task is opened: extents, special locations, a first population
 EPSILON: Final = 0.1  # share of random programs among those measured (Ansor's is 0.05, of ten)

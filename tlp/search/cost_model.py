@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,7 @@ from storage import Sketch
 from tlp.core.errors import InvalidInputError
 from tlp.core.processes import check_interrupt
 from tlp.language.sketch import DecisionSlot, parse_sketch
-
-if TYPE_CHECKING:
-    from tlp.programs.space import DesignSpace
+from tlp.programs.space import DesignSpace
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import polars as pl
 from pydantic import BaseModel, ConfigDict
@@ -22,11 +22,8 @@ from tlp.search.array_scores import ArrayScores
 from tlp.search.array_search import ArraySearch
 from tlp.search.proposers import RandomProposer
 from tlp.search.providers import CostModelProvider
+from tlp.search.report import TuningProgress
 from tlp.search.tvm_search import TVMEvolutionarySearch
-
-if TYPE_CHECKING:
-    from tlp.programs.space import DesignSpace
-    from tlp.search.report import TuningProgress
 
 ELITE: Final = 16  # best known programs an evolutionary search starts from
 _TVM_SHARE: Final = 4  # TVM's search pays some 20 ms for every candidate, so its population is that much smaller

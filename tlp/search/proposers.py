@@ -7,13 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from storage import Workload
 from tlp.measure import MeasureInput, Observation, Proposer
-
-if TYPE_CHECKING:
-    from tlp.programs.space import Candidate, DesignSpace
+from tlp.programs.space import Candidate, DesignSpace
 
 MAX_OPEN: Final = 32  # design spaces and populations kept in memory; one that was closed is opened again
 

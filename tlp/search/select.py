@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -29,15 +29,13 @@ from storage import MeasurementStore, Sketch, Workload
 from tlp.core.errors import InvalidInputError
 from tlp.language.arrays import Arrays, IntArray
 from tlp.measure import Proposer
+from tlp.programs.space import Candidate, DesignSpace
 from tlp.search.adaptation import Floats
 from tlp.search.posterior import squared_distances
 from tlp.search.proposers import RandomProposer
 from tlp.training.data.dataset import Dataset, build_dataset
 from tlp.training.data.labels import fill_from_relatives
 from tlp.training.learn.surrogate import ProfileReader, Surrogate, profiles_of
-
-if TYPE_CHECKING:
-    from tlp.programs.space import Candidate, DesignSpace
 
 FloatArray = npt.NDArray[np.floating]
 Profiles = npt.NDArray[np.float32]

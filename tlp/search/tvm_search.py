@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from storage import MeasurementState, Workload
 from tlp.core.errors import InvalidInputError
 from tlp.language.sketch import to_trace
 from tlp.measure import Observation, Proposer
 from tlp.measure.worker import kept
+from tlp.programs.space import Candidate, DesignSpace
 from tlp.programs.tvm import make_tune_context, map_tvm_errors
 from tlp.search.adaptation import Measured
-
-if TYPE_CHECKING:
-    from tlp.programs.space import Candidate, DesignSpace
 
 # A round in which TVM finds only programs that were measured before is repeated; after this many the space counts as
 # exhausted.

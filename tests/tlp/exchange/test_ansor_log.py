@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from storage import MeasurementState, Sketch
+from tests.references.ansor_encoding import to_steps
 from tlp.core.errors import InvalidInputError
 from tlp.exchange.ansor import log
 from tlp.exchange.ansor.log import (
@@ -24,7 +25,7 @@ from tlp.exchange.ansor.log import (
     parse_target,
     target_conflict,
 )
-from tlp.language.ansor import LANGUAGE, parse_sketch_text, to_steps
+from tlp.language.ansor import LANGUAGE, parse_sketch_text
 
 DATA = Path(__file__).parents[2] / "data" / "ansor"
 STEPS: list[Any] = [["SP", 2, 0, 128, [4, 2, 4], 1], ["AN", 2, 9, 2], ["PR", 2, 0, "auto_unroll_max_step$16"]]

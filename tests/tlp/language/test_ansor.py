@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage import Program
+from tests.references.ansor_encoding import to_steps
 from tlp.core.errors import InvalidInputError
 from tlp.language import ansor
 
@@ -74,7 +75,7 @@ def test_steps_round_trip_exactly(steps: list[Any]) -> None:
     before = copy.deepcopy(steps)
     sketch, program = ansor.from_steps("w", steps)
     assert steps == before  # the caller's list is left alone
-    back = ansor.to_steps(sketch, program.decisions)
+    back = to_steps(sketch, program.decisions)
     assert back == steps
     assert ansor.from_steps("w", back) == (sketch, program)
 
@@ -83,7 +84,7 @@ def test_real_steps_round_trip_exactly() -> None:
     count = 0
     for steps in real_steps():
         sketch, program = ansor.from_steps("w", steps)
-        assert json.dumps(ansor.to_steps(sketch, program.decisions)) == json.dumps(steps)
+        assert json.dumps(to_steps(sketch, program.decisions)) == json.dumps(steps)
         count += 1
     assert count == 1161
 
@@ -154,7 +155,7 @@ def test_malformed_steps_are_refused(steps: list[Any]) -> None:
 def test_wrong_number_of_decisions_is_refused() -> None:
     sketch, program = ansor.from_steps("w", [["SP", 2, 0, 128, [4, 2], 1]])
     with pytest.raises(InvalidInputError, match="takes 2 decisions, 3 given"):
-        ansor.to_steps(sketch, (*program.decisions, 1))
+        to_steps(sketch, (*program.decisions, 1))
 
 
 @pytest.mark.parametrize("text", ["", "{", "3", '[["SP"]]', '[["AN",1,2,3]]'])

@@ -183,10 +183,8 @@ def build_dataset(
     groups = _groups(workload[first])
     names = tuple(programs["workload_id"].gather(first[groups[:, 0]]).to_list())
     if int((groups[:, 1] - groups[:, 0]).max()) < 2:
-        raise InvalidInputError(
-            "there is nothing to rank: no workload has two different programs",
-            next_command=more_samples(rows[0], 500),
-        )
+        nothing = "there is nothing to rank: no workload has two different programs"
+        raise InvalidInputError(nothing, next_command=more_samples(rows[0], 500))
     return Dataset(
         devices=tuple(rows),
         vocabulary=words,

@@ -32,6 +32,7 @@ from storage import Device, MeasurementStore, Sketch
 from tlp.core.errors import InvalidInputError
 from tlp.language.sketch import LANGUAGE
 from tlp.programs.per_store import PLAIN_WIDTH, WIDTH, PerStoreFeatures, Programs, Rows
+from tlp.programs.tvm import load_intrinsics, pass_interrupts
 from tlp.training.judge.evaluate import Scorer
 
 MLP_WORKLOADS: Final = 5
@@ -197,8 +198,6 @@ class _Seam:
     def __init__(self) -> None:
         from tvm.ir.utils import derived_object
         from tvm.s_tir.meta_schedule.feature_extractor import PyFeatureExtractor
-
-        from tlp.programs.tvm import load_intrinsics, pass_interrupts
 
         pass_interrupts()
         load_intrinsics("llvm")  # any TuneContext would import those of every back end, which takes 15 s
