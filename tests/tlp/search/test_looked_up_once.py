@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any
-
 from storage import DuckDBStore
+from tests.counting import Counting
 from tlp.core.fleet import Fleet
 from tlp.core.requests import TuneRequest
 from tlp.core.settings import Settings
@@ -13,27 +11,8 @@ from tlp.registry import Registry
 from tlp.search.tuning import tune
 
 
-class Counted:
-    """Passes every call on and counts it."""
-
-    def __init__(self, inner: object) -> None:
-        self._inner = inner
-        self.calls: Counter[str] = Counter()
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._inner, name)
-        if not callable(value):
-            return value
-
-        def call(*args: object, **more: object) -> Any:
-            self.calls[name] += 1
-            return value(*args, **more)
-
-        return call
-
-
 def test_store_and_registry_are_asked_once(store: DuckDBStore, registry: Registry, small: Settings) -> None:
-    counted_store, counted_registry = Counted(store), Counted(registry)
+    counted_store, counted_registry = Counting(store), Counting(registry)
     fleet = Fleet(small, counted_store, counted_registry)  # type: ignore[arg-type]
 
     report = tune(fleet, TuneRequest(network="net", device="a", trials=14))

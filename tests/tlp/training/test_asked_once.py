@@ -10,6 +10,7 @@ import pytest
 
 from bench.synthetic import fill_store
 from storage import DuckDBStore
+from tests.counting import Counting
 from tests.fleets import fleet_of
 from tests.registries import FakeRegistry
 from tlp.core.requests import TrainRequest
@@ -18,27 +19,6 @@ from tlp.pipeline.train import retrain
 from tlp.training import plan as planning
 
 DEVICE = "x86-64-v3"
-
-
-class Counting:
-    """Passes every call on and counts it by name, and by its first argument if that is text."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-        self.calls: Counter[str] = Counter()
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._inner, name)
-        if not callable(value):
-            return value
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self.calls[name] += 1
-            if args and isinstance(args[0], str):
-                self.calls[f"{name} {args[0]}"] += 1
-            return value(*args, **kwargs)
-
-        return call
 
 
 def test_who_is_asked_how_often(tmp_path: Path, quick: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,6 +47,6 @@ def test_who_is_asked_how_often(tmp_path: Path, quick: Settings, monkeypatch: py
         assert asked == {"decide": 1, "choose_tasks": 1}
         # the request's device; its state before and after the run; the heads in the data set, the evaluation and at the
         # promotion, each by name
-        assert store.calls[f"get_device {DEVICE}"] <= 7, store.calls
+        assert store.calls_of["get_device", DEVICE] <= 7, store.calls
         assert store.calls["sample_languages"] <= 5, store.calls
     assert report["parent"] == "1"
