@@ -21,13 +21,12 @@ from datetime import datetime
 from itertools import takewhile
 from typing import Any, Final
 
-from storage import Device, DeviceState, MeasurementStore, Network, ReasonCode, Run, RunKind, RunState
-from tlp.core.errors import RegistryError, RegistryUnavailableError, TlpError, UserError
+from storage import DeviceState, MeasurementStore, Network, ReasonCode, Run, RunKind, RunState
+from tlp.core.errors import RegistryError, RegistryUnavailableError, UserError
 from tlp.core.fleet import Fleet
 from tlp.core.registry import CHAMPION
 from tlp.fleet import states
-from tlp.measure import quarantine
-from tlp.measure.endpoint import endpoint_of
+from tlp.pipeline.night._common import why_no_work
 from tlp.search.tuning import find_resumable
 
 _USED_UP: Final = (ReasonCode.FLAT, ReasonCode.EXHAUSTED)  # another run with the same champion gains nothing
@@ -97,7 +96,7 @@ def decide(fleet: Fleet, *, device: str | None = None, network: str | None = Non
     pairs: list[Pair] = []
     outage: RegistryUnavailableError | None = None
     for row in devices:
-        why, champion = _no_device(fleet, row, probe), ""
+        why, champion = why_no_work(fleet, row, probe=probe), ""
         if why is None:
             try:
                 champion, why = _champion(fleet, row.name)
@@ -145,20 +144,6 @@ def _no_network(network: Network) -> str | None:
     if network.source.partition(":")[0] == _DATASET:
         return f"came with the data set {network.source.partition(':')[2]}: nothing to compile"
     return None if network.tasks else "no tasks"
-
-
-def _no_device(fleet: Fleet, device: Device, probe: bool) -> str | None:
-    if not endpoint_of(device).is_measurable:
-        return "a platform of a data set: there is no hardware to measure on"
-    if device.state is DeviceState.QUARANTINED and probe:
-        try:
-            quarantine.require_in_work(fleet, device.name)
-        except TlpError as exc:
-            return exc.message
-        device = fleet.store.get_device(device.name)
-    if device.state in states.OUT_OF_WORK:
-        return f"{device.state}, gets no new work"
-    return None
 
 
 def _champion(fleet: Fleet, name: str) -> tuple[str, str | None]:

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TypeVar
+from datetime import UTC, datetime
+from typing import Any, TypeVar
 
-from storage import MeasurementStore, ModelEvent, Run, RunKind, RunState
-from tlp.core.errors import BusyError, RegistryUnavailableError, TlpError
+from storage import MeasurementStore, ModelEvent, Run, RunKind
+from tlp.core.errors import RegistryUnavailableError, TlpError
 from tlp.core.fleet import Fleet
 from tlp.core.progress import say
 from tlp.core.registry import CHAMPION, ResolvedModel, UsableVersion, pin_alias
 from tlp.core.requests import NightRequest, TuneRequest
 from tlp.core.settings import Settings
-from tlp.fleet import runs
 from tlp.pipeline import curve as curves
 from tlp.pipeline import tune as tuning
 from tlp.pipeline.night import _report
+from tlp.pipeline.night._common import AnyNight
 from tlp.pipeline.night._due import Decided, Pair, decide, plan
 from tlp.pipeline.night._report import Turn
 from tlp.registry import Registry, model_name
 from tlp.report import night as pages
 from tlp.search.tuning import find_resumable
 
-WHAT: Final = "tuning night"  # `params["what"]` of a night's own run
-SAME_NIGHT: Final = timedelta(hours=12)  # a night that was killed continues with what is left of its budget until then
-_RECENT_RUNS: Final = 500
 T = TypeVar("T")
 
 
@@ -80,25 +76,18 @@ class NightRegistry(Registry):
             self.outages.append(text)
 
 
-class Night:
+class Night(AnyNight):
     """A night's decisions, budget and report; the settings `tune_night_trials` and `tune_night_s` bound it."""
 
+    KIND, WHAT, WORKED, COUNTED = RunKind.TUNE, "tuning night", "tuned", "trials"
+
     def __init__(self, fleet: Fleet, request: NightRequest) -> None:
-        self._store = fleet.store
-        self._settings = fleet.settings
         self._registry = NightRegistry(fleet.settings, fleet.store)
-        self._fleet = replace(fleet, registry=self._registry)
+        budget = request.trials or fleet.settings.tune_night_trials
+        super().__init__(replace(fleet, registry=self._registry), budget, request.device)
         self._request = request
-        self._clock = time.monotonic()
-        self._run: runs.OpenRun | None = None
-        self._errors: list[Exception] = []
         self._curves: dict[str, list[tuple[int, float]]] = {}
         self._decided = Decided((), {})
-        self.at = datetime.now(UTC)
-        self.budget = request.trials or fleet.settings.tune_night_trials
-        self.spent_before = self._spent_before()
-        self.rows: list[dict[str, Any]] = []
-        self.waiting: list[dict[str, str]] = []
 
     def decide(self) -> dict[str, Any]:
         """Which pairs are due, with the programs each would get; see `report` for the keys.
@@ -115,8 +104,7 @@ class Night:
         self._decided = decide(self._fleet, device=self._request.device, probe=not dry_run)
         report = self.report(("would tune: " if self._decided.due else "nothing to do: ") + self._why())
         if not dry_run and not self._decided.due:
-            with self._open_run() as run:
-                run.skip(report["reason"])
+            self._record_skip(report["reason"])
         return report
 
     def _why(self) -> str:
@@ -128,12 +116,6 @@ class Night:
     def due(self) -> bool:
         """Whether anything is to be done."""
         return bool(self._decided.due)
-
-    @contextmanager
-    def open(self) -> Iterator[None]:
-        """The night's own run row, for the length of the body."""
-        with self._open_run() as self._run:
-            yield
 
     def turns(self) -> Iterator[Turn]:
         """The due pairs in their order, each decided anew: other runs, people and devices do not wait for the night."""
@@ -182,11 +164,8 @@ class Night:
 
     def failed(self, turn: Turn, exc: Exception) -> None:
         """Take up a pair whose tuning raised; what it measured before counts."""
-        ended = "busy" if isinstance(exc, BusyError) else "failed"
-        text = exc.message if isinstance(exc, TlpError) else f"{type(exc).__name__}: {exc}"
-        self._errors.append(exc)
-        say(f"{turn.pair.network} on {turn.pair.device}: {ended}: {text}")
-        self._add(turn, ended, " ".join(text.split()), {})
+        ended, text = self._take_error(f"{turn.pair.network} on {turn.pair.device}", exc)
+        self._add(turn, ended, text, {})
 
     def close(self) -> dict[str, Any]:
         """The report, also in the night's run row and in MLflow."""
@@ -194,7 +173,7 @@ class Night:
             self._registry.reconcile()  # what a person moved during the night is in the history by the morning
         except TlpError as exc:
             self._registry.outages.append(exc.message)
-        report = self.report(self._outcome())
+        report = self.report(self._outcome(len(self._decided.due)))
         try:
             report["mlflow_run"] = _report.log(self._settings, self.at, report, self._curves)
         except TlpError as exc:
@@ -204,12 +183,6 @@ class Night:
             kept = ("tuned", "waiting", "warnings", "mlflow_run", "spent_before")
             self._run.result = {"trials": self._spent(), **{key: report[key] for key in kept}}
         return report
-
-    def require_some(self) -> None:
-        """Raise the first pair's error if no pair could be tuned; a BusyError only if all were busy."""
-        if self.rows and all(row["ended"] != "tuned" for row in self.rows):
-            real = [exc for exc in self._errors if not isinstance(exc, BusyError)]
-            raise (real or self._errors)[0]
 
     def report(self, reason: str) -> dict[str, Any]:
         """JSON values.
@@ -236,23 +209,8 @@ class Night:
         }
 
     # -- inside -----------------------------------------------------------------------------------------------
-    @contextmanager
-    def _open_run(self) -> Iterator[runs.OpenRun]:
-        params = {"what": WHAT, "budget": self.budget, "spent_before": self.spent_before}
-        params["device"] = self._request.device
-        with runs.open_run(self._store, RunKind.TUNE, params=params) as run:
-            yield run
-
     def _wait(self, pair: Pair, reason: str) -> None:
         self.waiting.append({"network": pair.network, "device": pair.device, "reason": reason})
-
-    def _spent(self) -> int:
-        return self.spent_before + sum(int(row["trials"]) for row in self.rows)
-
-    def _outcome(self) -> str:
-        counts = [(sum(row["ended"] == how for row in self.rows), how) for how in ("tuned", "failed", "busy")]
-        parts = [f"{n} {how}" for n, how in (*counts, (len(self.waiting), "waiting")) if n]
-        return f"{', '.join(parts)} of {len(self._decided.due)} due; {self._spent()} of {self.budget} programs"
 
     def _add(self, turn: Turn, ended: str, reason: str, report: Mapping[str, Any]) -> dict[str, Any]:
         """Take up a pair's row; the night's run has it from now on, however the night ends."""
@@ -279,23 +237,9 @@ class Night:
                 return run
         return None
 
-    def _spent_before(self) -> int:
-        """Programs of tonight's parts that were killed or interrupted."""
-        until, spent = self.at, 0
-        tuned = self._store.list_runs(kind=RunKind.TUNE, limit=_RECENT_RUNS)
-        for night in (run for run in tuned if run.params.get("what") == WHAT):
-            if night.state is RunState.RUNNING:  # somebody else's, at work
-                continue
-            if night.state not in (RunState.INTERRUPTED, RunState.CRASHED) or self.at - night.started_at > SAME_NIGHT:
-                break
-            spent += self._programs_of(tuned, night, until)
-            until = night.started_at
-        return spent
-
-    def _programs_of(self, tuned: Sequence[Run], night: Run, until: datetime) -> int:
-        parts = [
+    def _parts(self, recent: list[Run], night: Run, until: datetime) -> list[Run]:
+        return [
             run
-            for run in tuned
+            for run in recent
             if run.device is not None and run.owner == night.owner and night.started_at <= run.started_at < until
         ]
-        return sum(self._store.measurements(run_id=run.run_id)["program_id"].n_unique() for run in parts)
