@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from storage import DeviceState, MeasurementStore, ReasonCode
+from storage import Device, DeviceState, MeasurementStore, ReasonCode
 from tlp.core.errors import UserError
 
 BUSY = (DeviceState.MEASURING, DeviceState.TRAINING)
 OUT_OF_WORK = (DeviceState.RETIRED, DeviceState.QUARANTINED)
+
+
+def rows_of(store: MeasurementStore, devices: Sequence[str | Device]) -> list[Device]:
+    """The devices' rows; only those given by name are looked up. Raises NotFoundError."""
+    return [device if isinstance(device, Device) else store.get_device(device) for device in devices]
 
 
 def require_not_retired(store: MeasurementStore, name: str) -> None:

@@ -139,7 +139,7 @@ def _retrain_family(
         reports: list[Report] = []
         for plan in plans:
             if plan.decision.train and reports:  # what was trained before may have been what this device waited for
-                (plan,) = steps.decide(fleet, request, [fleet.store.get_device(plan.device.name)])
+                (plan,) = steps.decide(fleet, request, [plan.device])
             if plan.decision.train:
                 reports.append(_train(fleet, request, plan, steps))
         if not reports and finished:
@@ -155,7 +155,7 @@ def _mark_waiting(store: MeasurementStore, plan: TrainingPlan) -> None:
     """Devices that the champion serves and that nobody called so: a process killed after its promotion had no time."""
     if plan.champion is not None and plan.kind.has_strategies:
         heads = plan.champion.loaded.heads
-        waiting = [d.name for d in store.list_devices() if d.name in heads and d.state is DeviceState.ENROLLED]
+        waiting = [d.name for d in plan.devices.values() if d.name in heads and d.state is DeviceState.ENROLLED]
         mark_serving(store, waiting, f"version {plan.champion.version} is the champion and has its head")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -74,7 +74,8 @@ class TrainingPlan:
     """A training before it begins; what `tlp train --dry-run` shows.
 
     Attributes:
-        samples: language → OK samples of the device.
+        devices: name → row, all of the store.
+        counts: device → language → OK samples.
         champion: the model in force, loaded; None: there is none (or none that can be read, from scratch).
         strategy: how the samples enter the parent.
         tasks: heads of the new version; empty if no training is due and nobody asked for a dry run.
@@ -82,7 +83,8 @@ class TrainingPlan:
 
     device: Device
     kind: TrainedKind
-    samples: Mapping[str, int]
+    devices: Mapping[str, Device] = field(repr=False)
+    counts: Mapping[str, Mapping[str, int]] = field(repr=False)
     champion: UsableVersion[Model] | None
     from_scratch: bool
     strategy: Strategy
@@ -93,9 +95,14 @@ class TrainingPlan:
         return self.device.name
 
     @property
+    def samples(self) -> Mapping[str, int]:
+        """Language → OK samples of the device."""
+        return self.counts.get(self.device.name, {})
+
+    @property
     def language(self) -> str:
         """The schedule language the model is trained in: MetaSchedule unless all samples are Ansor's."""
-        return choose_language({self.device.name: self.samples}, [self.device.name])
+        return choose_language(self.counts, [self.device.name])
 
     @property
     def key(self) -> str:
@@ -161,9 +168,10 @@ def plan_trainings(fleet: Fleet, request: TrainRequest, devices: Sequence[Device
         RegistryError: the registry is at fault.
     """
     kind = trained_kind(request.model)
+    rows = {device.name: device for device in fleet.store.list_devices()}  # states as they are under the lock
     counts = fleet.store.sample_languages()
     strategy = make_strategy(request.strategy or fleet.settings.train_strategy, devices[0].name, None)
-    drafts = [TrainingPlan(d, kind, counts.get(d.name, {}), None, request.from_scratch, strategy) for d in devices]
+    drafts = [TrainingPlan(rows[d.name], kind, rows, counts, None, request.from_scratch, strategy) for d in devices]
     force = request.force or request.from_scratch
     for draft in drafts if force else ():
         kind.require_language(draft.device.name, draft.language)
@@ -173,7 +181,7 @@ def plan_trainings(fleet: Fleet, request: TrainRequest, devices: Sequence[Device
         plan = replace(draft, champion=champion)
         plan = replace(plan, decision=decide(fleet, plan, force=force))
         if plan.decision.train or request.dry_run:
-            plan = _with_tasks(fleet, request, plan, counts)
+            plan = _with_tasks(fleet, request, plan)
         plans.append(plan)
     return plans
 
@@ -188,13 +196,11 @@ def _champion(fleet: Fleet, key: str, request: TrainRequest) -> UsableVersion[Mo
         raise
 
 
-def _with_tasks(
-    fleet: Fleet, request: TrainRequest, plan: TrainingPlan, counts: Mapping[str, Mapping[str, int]]
-) -> TrainingPlan:
+def _with_tasks(fleet: Fleet, request: TrainRequest, plan: TrainingPlan) -> TrainingPlan:
     """The plan with the heads of the new version, and the strategy that trains those that are not kept."""
-    samples = {name: of.get(plan.language, 0) for name, of in counts.items()}
+    samples = {name: of.get(plan.language, 0) for name, of in plan.counts.items()}
     most = MAX_AUXILIARIES if plan.kind.has_strategies else None
-    tasks = tuple(choose_tasks(fleet.store, plan.device, plan.manifest, samples, most))
+    tasks = tuple(choose_tasks(fleet.store, plan.device, plan.devices.values(), plan.manifest, samples, most))
     together = [task.device for task in tasks if task.role is not Role.KEPT]
     strategy = make_strategy(request.strategy or fleet.settings.train_strategy, plan.device.name, together)
     return replace(plan, tasks=tasks, strategy=strategy)

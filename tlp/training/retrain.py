@@ -80,7 +80,7 @@ def take_snapshot(training: Training) -> None:
     parent = _parent(plan)
     training.dataset = build_dataset(
         training.fleet.store,
-        sorted(task.device for task in plan.tasks),
+        [plan.devices[name] for name in sorted(task.device for task in plan.tasks)],
         vocabulary=parent.vocabulary if parent else None,
         encoder_version=parent.encoder_version if parent else None,
         length=parent.config.length if parent else None,

@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
-from storage import DeviceState, MeasurementStore, ReasonCode
+from storage import Device, DeviceState, MeasurementStore, ReasonCode
 from tlp.core.errors import InvalidInputError, ModelFormatError
 from tlp.core.faults import reached
 from tlp.core.fleet import Fleet
@@ -95,6 +95,22 @@ class Training:
         except (OSError, ValueError) as exc:
             raise ModelFormatError(f"{path} cannot be read: {exc}", next_command="tlp train") from exc
 
+    @cached_property
+    def devices(self) -> Mapping[str, Device]:
+        """Name → row, all of the store: as the training was planned, or as they are now."""
+        return self.plan.devices if self.plan else {d.name: d for d in self.fleet.store.list_devices()}
+
+    @cached_property
+    def _counts(self) -> Mapping[str, Mapping[str, int]]:
+        return self.plan.counts if self.plan else self.fleet.store.sample_languages()
+
+    def speakers(self, heads: Iterable[str]) -> list[Device]:
+        """Those heads' devices in the store that are trained in the model's language, by name."""
+        names = sorted({*heads} & self.devices.keys())
+        return [
+            self.devices[name] for name in names if choose_language(self._counts, [name]) == self.kept.facts.language
+        ]
+
     @property
     def reason(self) -> str:
         """Why the version was promoted or was not."""
@@ -148,7 +164,7 @@ def promote_version(training: Training) -> None:
         return
     training.promoted = True
     if trained_kind(training.manifest.kind).has_strategies:  # what tuning asks by itself
-        heads = _speakers(fleet.store, training.manifest.heads, facts.language)
+        heads = [device.name for device in training.speakers(training.manifest.heads)]
         mark_serving(fleet.store, heads, f"version {version} of {model_name(facts.key)} was promoted")
 
 
@@ -183,21 +199,20 @@ def _judge(
     if champion is not None:
         scorers[CHAMPION] = ScreenedScorer(scorer_of(fleet, champion.loaded))
     heads = {*model.heads, *(champion.loaded.heads if champion else ())}
-    names = _speakers(fleet.store, heads, facts.language)
+    devices = training.speakers(heads)
     workloads = frozenset(workload for tasks in facts.holdout.values() for workload in tasks)
     holdout = Holdout(facts.held_networks, workloads, facts.holdout)
     mark, language = model.manifest.watermark, facts.language
-    report = evaluate(fleet.store, names, scorers, watermark=mark, holdout=holdout, language=language)
-    device = training.plan.device if training.plan else fleet.store.get_device(facts.device)
+    report = evaluate(fleet.store, devices, scorers, watermark=mark, holdout=holdout, language=language)
     verdict = judge(
         report,
         fleet.settings,
         trained=[facts.device],
         candidate=candidate,
         champion=CHAMPION if champion else None,
-        others=[name for name in names if name != facts.device],
+        others=[device.name for device in devices if device.name != facts.device],
         defects=scorers[candidate].defects(),
-        remedies={facts.device: more_held_out(device, fleet.store.list_networks())},
+        remedies={facts.device: more_held_out(training.devices[facts.device], fleet.store.list_networks())},
     )
     plots.draw_all(report, model.manifest.curves, training.kept.figures_dir)
     metrics = _metrics(model.manifest, report, verdict, facts.device)
@@ -252,12 +267,6 @@ def _submission(candidate: KeptCandidate, manifest: Manifest, judged: Judged) ->
         report=dict(judged.report) | {"gate": dict(judged.gate)},
         figures=sorted(candidate.figures_dir.glob("*.png")),
     )
-
-
-def _speakers(store: MeasurementStore, heads: Iterable[str], language: str) -> list[str]:
-    """Those heads whose devices are in the store and trained in that language."""
-    counts = store.sample_languages()
-    return sorted(name for name in {*heads} & {*counts} if choose_language(counts, [name]) == language)
 
 
 def mark_serving(store: MeasurementStore, devices: Iterable[str], reason: str) -> None:

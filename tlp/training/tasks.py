@@ -7,7 +7,7 @@ champion's other heads stay in the new version and are kept (`tlp.training.learn
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -54,6 +54,7 @@ class Task:
 def choose_tasks(
     store: MeasurementStore,
     device: Device,
+    devices: Iterable[Device],
     champion: Manifest | None,
     samples: Mapping[str, int],
     auxiliaries: int | None = MAX_AUXILIARIES,
@@ -67,7 +68,7 @@ def choose_tasks(
     `samples` are those in the language of the model.
     """
     heads = set(champion.heads) if champion else set()
-    family = [d for d in store.list_devices() if d.family == device.family and d.name != device.name]
+    family = [d for d in devices if d.family == device.family and d.name != device.name]
     able = [d for d in family if samples[d.name] and (d.name in heads or samples[d.name] >= d.min_samples)]
     rhos = correlations(store, device.name, [d.name for d in able])
 

@@ -51,9 +51,9 @@ def decide(
 ) -> Decision:
     """The decision about a device, with a champion of that manifest."""
     usable: Any = champion and UsableVersion(champion_version or 0, SimpleNamespace(manifest=champion))
-    samples = fleet.store.sample_languages().get(device, {})
     row = fleet.store.get_device(device)
-    plan = TrainingPlan(row, trained_kind(kind), samples, usable, False, JointStrategy())
+    counts = fleet.store.sample_languages()
+    plan = TrainingPlan(row, trained_kind(kind), {device: row}, counts, usable, False, JointStrategy())
     return planning.decide(fleet, plan, force=force)
 
 
@@ -62,4 +62,6 @@ def choose_devices(
 ) -> list[str]:
     """Names of the heads of a training for a device, sorted."""
     samples = {name: counts.get(language, 0) for name, counts in store.sample_languages().items()}
-    return sorted(task.device for task in choose_tasks(store, store.get_device(device), champion, samples))
+    return sorted(
+        task.device for task in choose_tasks(store, store.get_device(device), store.list_devices(), champion, samples)
+    )

@@ -38,7 +38,7 @@ def many() -> DuckDBStore:
 
 def test_a_family_of_ten_trains_three_tasks_and_keeps_seven_heads(many: DuckDBStore) -> None:
     focus = MANY[1]  # v3
-    tasks = choose_tasks(many, many.get_device(focus), manifest(*MANY), counts(many))
+    tasks = choose_tasks(many, many.get_device(focus), many.list_devices(), manifest(*MANY), counts(many))
     roles = [task.role for task in tasks]
     assert roles == [Role.FOCUS] + [Role.AUXILIARY] * MAX_AUXILIARIES + [Role.KEPT] * 7
     assert tasks[0].device == focus
@@ -58,7 +58,7 @@ def test_a_head_without_samples_here_is_kept(many: DuckDBStore) -> None:
     fill_store(store, devices=("x86-64-v3",), programs=12)
     silent = Device("silent", {"kind": "llvm", "mcpu": "x86-64-v3"}, "x86_64", 5, {}, {}, DeviceState.SERVING, AT)
     store.add_device(silent, "moved here")
-    tasks = choose_tasks(store, store.get_device("x86-64-v3"), manifest("silent"), counts(store))
+    tasks = choose_tasks(store, store.get_device("x86-64-v3"), store.list_devices(), manifest("silent"), counts(store))
     assert [(task.device, task.role) for task in tasks] == [("x86-64-v3", Role.FOCUS), ("silent", Role.KEPT)]
 
 

@@ -28,6 +28,7 @@ from storage import Device, MeasurementStore, Sketch
 from tlp.core.errors import InvalidInputError
 from tlp.core.progress import say
 from tlp.fleet.counts import more_samples
+from tlp.fleet.states import rows_of
 from tlp.language import encoders
 from tlp.language.arithmetic import KEY as ARITHMETIC
 from tlp.language.encoder import Encoder
@@ -126,7 +127,7 @@ def choose_language(counts: Mapping[str, Mapping[str, int]], devices: Collection
 
 def build_dataset(
     store: MeasurementStore,
-    devices: Sequence[str],
+    devices: Sequence[str | Device],
     *,
     watermark: int | None = None,
     holdout: Sequence[str] | None = None,
@@ -140,7 +141,7 @@ def build_dataset(
     The same store, watermark and arguments give the same arrays, whatever the order the samples came in.
 
     Args:
-        devices: heads, in order.
+        devices: heads, in order; those given by name are looked up.
         watermark: snapshot; None: now.
         holdout: networks to hold out; None: those marked, else 10% of the workloads by hash.
         vocabulary: of the parent model; grows.
@@ -155,18 +156,19 @@ def build_dataset(
         ModelFormatError: an encoder version this release does not have.
     """
     mark = store.watermark() if watermark is None else watermark
-    rows = [store.get_device(name) for name in devices]
+    rows = rows_of(store, devices)
+    names = [row.name for row in rows]
     version = _version(store, rows, mark, language, encoder_version)
     spoken = encoders.language_of(version)
     held_out = choose_holdout(store, holdout, language=spoken)
     sketches = {s.sketch_id: s for s in store.get_sketches() if s.language == spoken}
     wanted = pl.col("sketch_id").is_in(list(sketches)) & ~pl.col("workload_id").is_in(list(held_out.workload_ids))
-    measured = store.programs_with_latency(devices=list(devices), watermark=mark)
-    counts = dict.fromkeys(devices, 0) | dict(measured.group_by("device").agg(pl.col("samples").sum()).iter_rows())
+    measured = store.programs_with_latency(devices=names, watermark=mark)
+    counts = dict.fromkeys(names, 0) | dict(measured.group_by("device").agg(pl.col("samples").sum()).iter_rows())
     measured = measured.filter(wanted)
     if measured.is_empty():
         raise InvalidInputError(
-            f"there is nothing to train on: {', '.join(devices)} have no samples outside the held-out workloads",
+            f"there is nothing to train on: {', '.join(names)} have no samples outside the held-out workloads",
             next_command=more_samples(rows[0], 500) if rows else "tlp device list",
         )
     programs = _programs(measured)
@@ -178,10 +180,10 @@ def build_dataset(
     sketch_of = programs["sketch_id"].replace_strict(used, range(len(used)), return_dtype=pl.Int64).to_numpy()
     decisions = _padded(programs["decisions"])
     workload = programs["workload_id"].rle_id().to_numpy().astype(np.int64)
-    labels, fastest = _labels(_latencies(measured, programs, devices), workload)
+    labels, fastest = _labels(_latencies(measured, programs, names), workload)
     first, labels = _merge_equal(_hash_rows(encoder, kept, sketch_of, decisions), workload, labels)
     groups = _groups(workload[first])
-    names = tuple(programs["workload_id"].gather(first[groups[:, 0]]).to_list())
+    workload_ids = tuple(programs["workload_id"].gather(first[groups[:, 0]]).to_list())
     if int((groups[:, 1] - groups[:, 0]).max()) < 2:
         nothing = "there is nothing to rank: no workload has two different programs"
         raise InvalidInputError(nothing, next_command=more_samples(rows[0], 500))
@@ -194,8 +196,8 @@ def build_dataset(
         decisions=decisions[first],
         labels=labels,
         groups=groups,
-        workload_ids=names,
-        validation=_choose_validation(names),
+        workload_ids=workload_ids,
+        validation=_choose_validation(workload_ids),
         samples=counts,
         duplicates=programs.height - len(first),
         watermark=mark,

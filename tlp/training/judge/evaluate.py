@@ -22,6 +22,7 @@ import polars as pl
 
 from storage import Device, MeasurementStore, Sketch
 from tlp.core.errors import InvalidInputError
+from tlp.fleet.states import rows_of
 from tlp.language.sketch import LANGUAGE
 from tlp.model.predictor import Predictor
 from tlp.training.data.holdout import Holdout, choose_holdout
@@ -181,7 +182,7 @@ def best_of_random(n: int, k: int) -> FloatArray:
 
 def evaluate(
     store: MeasurementStore,
-    devices: Sequence[str],
+    devices: Sequence[str | Device],
     scorers: Mapping[str, Scorer],
     *,
     watermark: int | None = None,
@@ -192,6 +193,7 @@ def evaluate(
     """Rank the measured programs of held-out networks with every scorer.
 
     Args:
+        devices: those given by name are looked up.
         scorers: name → scorer; the name `random` is taken.
         watermark: snapshot; None: now.
         holdout: None: as `choose_holdout` finds it.
@@ -207,15 +209,14 @@ def evaluate(
     ids = sorted(held.workload_ids)
     sketches = {s.sketch_id: s for s in store.get_sketches(workload_ids=ids) if s.language == language} if ids else {}
     results: dict[str, dict[str, PredictorResult]] = {}
-    for name in devices:
-        device = store.get_device(name)
-        groups = _measured(store, name, mark, ids, list(sketches), exclude)
+    for device in rows_of(store, devices):
+        groups = _measured(store, device.name, mark, ids, list(sketches), exclude)
         if not groups:
             continue
         best = {RANDOM: {w: expected_best(group["latency_s"].to_numpy()) for w, group in groups.items()}}
         for label, scorer in scorers.items():
             best[label] = {w: _best_of(scorer, label, device, group, sketches) for w, group in groups.items()}
-        results[name] = {label: _result(held, groups, rows, label == RANDOM) for label, rows in best.items()}
+        results[device.name] = {label: _result(held, groups, rows, label == RANDOM) for label, rows in best.items()}
     return EvaluationReport(results, mark)
 
 
