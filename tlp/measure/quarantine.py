@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from storage import DeviceState, MeasurementState, MeasurementStore, ReasonCode
+from storage import Device, DeviceState, MeasurementState, MeasurementStore, ReasonCode
 from tlp.core.errors import DeviceError, UserError
 from tlp.core.fleet import Fleet
 from tlp.core.progress import say
@@ -41,12 +41,12 @@ class Probation:
         return 0.0 if now < self.last_at else max(0.0, (self.next_at - now).total_seconds())
 
 
-def probation(fleet: Fleet, name: str) -> Probation | None:
-    """Where that device stands; None if it is not quarantined. Raises NotFoundError."""
-    if fleet.store.get_device(name).state is not DeviceState.QUARANTINED:
+def probation(fleet: Fleet, device: Device) -> Probation | None:
+    """Where that device stands; None if it is not quarantined."""
+    if device.state is not DeviceState.QUARANTINED:
         return None
     in_a_row = []
-    for event in reversed(fleet.store.device_events(name)):
+    for event in reversed(fleet.store.device_events(device.name)):
         if event.state is DeviceState.QUARANTINED:
             in_a_row.append(event)
         elif event.code is not ReasonCode.PROBE:
@@ -66,7 +66,8 @@ def try_now(fleet: Fleet, name: str, runner: Runner) -> bool:
     Raises:
         UserError: a person retired it meanwhile; it stays so.
     """
-    standing = probation(fleet, name)
+    device = fleet.store.get_device(name)
+    standing = probation(fleet, device)
     if standing is None:
         states.require_not_retired(fleet.store, name)
         return True
@@ -74,7 +75,7 @@ def try_now(fleet: Fleet, name: str, runner: Runner) -> bool:
     states.move(fleet.store, name, DeviceState.MEASURING, label, ReasonCode.PROBE)
     reason, code = f"{label} failed: it was interrupted", ReasonCode.PROBE_FAILED
     try:
-        outcome = probe(fleet.store.get_device(name).target, runner)
+        outcome = probe(device.target, runner)
         reason = f"{label} failed: {outcome.state} {outcome.error}"
         if outcome.state is MeasurementState.OK:
             reason, code = f"{label} ok", ReasonCode.PROBE_OK
@@ -91,24 +92,25 @@ def try_now(fleet: Fleet, name: str, runner: Runner) -> bool:
     return True
 
 
-def require_in_work(fleet: Fleet, name: str) -> None:
-    """Before a run: a quarantined device whose probe is due is probed, and is back in work if that went well.
+def require_in_work(fleet: Fleet, name: str) -> Device:
+    """Before a run: the device's row. A quarantined one whose probe is due is probed, and is back if that went well.
 
     Raises:
+        NotFoundError: no such device.
         UserError: it stays quarantined (the message says why and until when), or was retired during the probe.
     """
-    standing = probation(fleet, name)
+    device = fleet.store.get_device(name)
+    standing = probation(fleet, device)
     if standing is not None and standing.due_in_s(datetime.now(UTC)) == 0:
         say(f"{name} is quarantined since {standing.since:%Y-%m-%d %H:%M} UTC, probing it")
         limits = {"queue_timeout_s": min(fleet.settings.queue_timeout_s, PROBE_QUEUE_S), "device_max_losses": 1}
         settings = fleet.settings.model_copy(update=limits)
-        device = fleet.store.get_device(name)
         with locks.device_lock(settings, name), open_runner(device, settings, quarantined=True) as runner:
-            if try_now(fleet, name, runner):
-                return
-        standing = probation(fleet, name)
+            try_now(fleet, name, runner)
+        device = fleet.store.get_device(name)
+        standing = probation(fleet, device)
     if standing is None:
-        return
+        return device
     raise UserError(
         f"device {name!r} is quarantined since {standing.since:%Y-%m-%d %H:%M} UTC ({standing.reason}); "
         f"the next probe is due in {standing.due_in_s(datetime.now(UTC)):.0f} s",
@@ -132,7 +134,7 @@ def wait_for_return(fleet: Fleet, name: str, runner: Runner, sleep: Callable[[fl
     """
     end = time.monotonic() + fleet.settings.probe_patience_s
     while True:
-        standing = probation(fleet, name)
+        standing = probation(fleet, fleet.store.get_device(name))
         if standing is None:
             states.require_not_retired(fleet.store, name)
             return True  # a person resumed it

@@ -34,8 +34,7 @@ def measure(fleet: Fleet, request: MeasureRequest, *, kind: RunKind = RunKind.ME
     """
     name, samples = request.device, request.samples
     sampler = require_sampler(request.sampler, f"tlp measure {name} --samples {samples} --sampler random")
-    quarantine.require_in_work(fleet, name)
-    device = fleet.store.get_device(name)
+    device = quarantine.require_in_work(fleet, name)
     require_measurable(device)
     workloads = _workloads_of(fleet.store, request.networks)
     with locks.device_lock(fleet.settings, name):

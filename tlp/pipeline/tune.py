@@ -17,7 +17,7 @@ def tune(fleet: Fleet, request: TuneRequest) -> dict[str, Any]:
     Returns:
         What `tlp tune --json` prints.
     """
-    quarantine.require_in_work(fleet, request.device)
+    device = quarantine.require_in_work(fleet, request.device)
     total = request.trials or fleet.settings.tune_trials
     with follow(f"tune {request.network}", total, every=fleet.settings.tune_batch) as on_progress:
-        return tuning.tune(fleet, request, on_progress=on_progress).to_json()
+        return tuning.tune(fleet, request, device=device, on_progress=on_progress).to_json()

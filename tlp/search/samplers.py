@@ -70,7 +70,7 @@ def likely_fast(
 
 def open_select(fleet: Fleet, device: Device) -> Proposer:
     """Representative, new, uncertain and promising programs (`tlp.search.select`)."""
-    guides = Guides(fleet.store, device.name, _relatives(fleet.store, device), fleet.settings.seed)
+    guides = Guides(fleet.store, device, _relatives(fleet.store, device), fleet.settings.seed)
     return _per_space(device.target, lambda space: SelectProposer(space, guides, fleet.settings.seed))
 
 
@@ -78,7 +78,7 @@ def _per_space(target: Mapping[str, Any], open_proposer: Callable[[DesignSpace],
     return PerWorkload(lambda workload: open_proposer(DesignSpace(workload, target)))
 
 
-def _relatives(store: MeasurementStore, device: Device) -> list[str]:
+def _relatives(store: MeasurementStore, device: Device) -> list[Device]:
     """Devices of the family with samples, the most similar first."""
     counts = store.device_counts()
     family = [
@@ -89,4 +89,4 @@ def _relatives(store: MeasurementStore, device: Device) -> list[str]:
     family.sort(
         key=lambda other: (similarity(device.target, other.target), counts[other.name].samples_ok), reverse=True
     )
-    return [other.name for other in family[:MAX_RELATIVES]]
+    return family[:MAX_RELATIVES]

@@ -25,7 +25,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from storage import MeasurementStore, Sketch, Workload
+from storage import Device, MeasurementStore, Sketch, Workload
 from tlp.core.errors import InvalidInputError
 from tlp.language.arrays import Arrays, IntArray
 from tlp.measure import Proposer
@@ -199,17 +199,13 @@ def fit_guide(dataset: Dataset, device: str, *, seed: int = 0) -> Guide | None:
     return Guide(Surrogate.fit(profiles[rows], labels[rows], seed=seed), Standard.of(profiles))
 
 
-def guide_from_store(store: MeasurementStore, devices: Sequence[str], *, seed: int = 0) -> Guide | None:
-    """A guide for the first of some devices, from all their samples outside the held-out networks.
-
-    Raises:
-        NotFoundError: no such device.
-    """
+def guide_from_store(store: MeasurementStore, devices: Sequence[Device], *, seed: int = 0) -> Guide | None:
+    """A guide for the first of some devices, from all their samples outside the held-out networks."""
     try:
         dataset = build_dataset(store, devices)
     except InvalidInputError:  # nothing to train on, or nothing to rank, yet
         return None
-    return fit_guide(dataset, devices[0], seed=seed)
+    return fit_guide(dataset, devices[0].name, seed=seed)
 
 
 class Guides:
@@ -220,7 +216,7 @@ class Guides:
         relatives: devices of the family.
     """
 
-    def __init__(self, store: MeasurementStore, device: str, relatives: Sequence[str], seed: int = 0) -> None:
+    def __init__(self, store: MeasurementStore, device: Device, relatives: Sequence[Device], seed: int = 0) -> None:
         self._store = store
         self._device = device
         self._relatives = tuple(relatives)
@@ -236,7 +232,7 @@ class Guides:
         if self.fitted_at >= 0 and self._since < max(64, (REFIT_GROWTH - 1.0) * self.fitted_at):
             return self._guide
         self._since = 0
-        have = self._store.device_counts()[self._device].samples_ok
+        have = self._store.device_counts()[self._device.name].samples_ok
         if self.fitted_at < 0 or have >= REFIT_GROWTH * max(self.fitted_at, 1):
             self._guide = guide_from_store(self._store, [self._device, *self._relatives], seed=self._seed)
             self.fitted_at = have
@@ -247,7 +243,8 @@ class Guides:
     ) -> Rows:
         """Programs of a workload that the device measured; given `without`, those of its relatives but for these."""
         devices = [self._device] if without is None else self._relatives
-        frame = self._store.samples(devices=devices, workload_ids=[workload.workload_id])
+        names = [device.name for device in devices]
+        frame = self._store.samples(devices=names, workload_ids=[workload.workload_id])
         by_sketch: dict[str, dict[str, list[int]]] = {sketch.sketch_id: {} for sketch in sketches}
         for sketch_id, program, decisions in frame.select("sketch_id", "program_id", "decisions").iter_rows():
             if sketch_id in by_sketch and program not in (without or ()):

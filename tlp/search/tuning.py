@@ -68,6 +68,7 @@ def tune(
     fleet: Fleet,
     request: TuneRequest,
     *,
+    device: Device | None = None,
     model: CostModelProvider | None = None,
     runner: Runner | None = None,
     on_progress: Callable[[TuningProgress], None] | None = None,
@@ -83,6 +84,7 @@ def tune(
     of kind TUNE. A resumed run keeps its parameters, but for `trials` if it is given.
 
     Args:
+        device: the request's; None: it is looked up.
         model: the cost model; None: the one of the request, or of the run that is resumed.
         runner: of the device, not closed; None: one is opened.
         on_progress: called after every program.
@@ -96,7 +98,7 @@ def tune(
         TlpError: of `model.refresh` before the first round, of the runner, of the store.
     """
     runs.reap(fleet.store)
-    network, device = fleet.store.get_network(request.network), fleet.store.get_device(request.device)
+    network, device = fleet.store.get_network(request.network), device or fleet.store.get_device(request.device)
     require_measurable(device)
     again = f"tlp tune {network.name} --device {device.name}"
     require_search(request.search, f"{again} --search {next(iter(SEARCHES))}")

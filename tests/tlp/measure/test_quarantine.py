@@ -76,12 +76,12 @@ def quarantined(store: MeasurementStore, probes: int) -> None:
 
 
 def test_back_off_doubles_and_is_kept_in_the_history(store, limits):
-    assert quarantine.probation(fleet_of(limits, store), "board") is None
+    assert quarantine.probation(fleet_of(limits, store), store.get_device("board")) is None
     waits = []
     quarantined(store, 0)
     for number in range(6):
         again = open_store(limits.store_url)  # as another process would
-        found = quarantine.probation(fleet_of(limits, again), "board")
+        found = quarantine.probation(fleet_of(limits, again), again.get_device("board"))
         assert found is not None and found.failed_probes == number
         waits.append((found.next_at - found.last_at).total_seconds())
         quarantine.try_now(fleet_of(limits, store), "board", FakeRunner(lost=lambda: True))
@@ -91,7 +91,7 @@ def test_back_off_doubles_and_is_kept_in_the_history(store, limits):
 
 def test_a_clock_that_jumps_makes_a_probe_due_at_worst(store, limits):
     quarantined(store, 2)
-    found = quarantine.probation(fleet_of(limits, store), "board")
+    found = quarantine.probation(fleet_of(limits, store), store.get_device("board"))
     assert found is not None
     assert 0 < found.due_in_s(found.last_at) <= 240
     assert found.due_in_s(found.last_at - timedelta(days=365)) == 0  # set back: nobody waits a year
@@ -105,7 +105,7 @@ def test_a_probe_that_runs_brings_it_back_to_its_life(store, limits, before):
     assert quarantine.try_now(fleet_of(limits, store), "board", FakeRunner())
     assert store.get_device("board").state is before
     quarantined(store, 0)  # and the next loss starts from the first pause
-    found = quarantine.probation(fleet_of(limits, store), "board")
+    found = quarantine.probation(fleet_of(limits, store), store.get_device("board"))
     assert found is not None and found.failed_probes == 0
 
 
@@ -204,12 +204,11 @@ def test_what_a_person_does_while_a_run_waits(store, limits, state, back):
     assert len(store.device_events("board")) == 4  # and it was not probed
 
 
-def test_a_device_retired_between_two_looks_is_on_no_probation(store, limits, monkeypatch):
+def test_a_device_retired_between_two_looks_is_on_no_probation(store, limits):
     quarantined(store, 0)
     before = store.get_device("board")
     store.set_device_state("board", RETIRED, "sold")
-    monkeypatch.setattr(store, "get_device", lambda _name: before)
-    assert quarantine.probation(fleet_of(limits, store), "board") is None
+    assert quarantine.probation(fleet_of(limits, store), before) is None
 
 
 def test_a_run_gives_up_when_its_patience_is_over_and_other_devices_do_not_notice(store, limits):

@@ -54,7 +54,7 @@ def by_last(_sketch: Sketch, rows: IntArray) -> np.ndarray:
 def select(
     store: DuckDBStore, device: str, relatives: Sequence[str], pool: int = 512, weights: Weights = SELECT
 ) -> tuple[Proposer, Guides]:
-    guides = Guides(store, device, relatives, 1)
+    guides = Guides(store, store.get_device(device), [store.get_device(name) for name in relatives], 1)
 
     def open_one(workload: Workload) -> Proposer:
         return SelectProposer(DesignSpace(workload, TARGET), guides, 1, pool=pool, weights=weights)

@@ -114,7 +114,7 @@ def test_a_guide_ranks_for_a_device_without_samples(whole: Dataset) -> None:
 def test_no_guide_without_samples() -> None:
     store = DuckDBStore()
     store.add_device(small_fleet.device(), "for a test")
-    assert guide_from_store(store, ["small"]) is None
+    assert guide_from_store(store, [store.get_device("small")]) is None
 
 
 def test_too_few_samples_cannot_be_judged(fleet: DuckDBStore) -> None:

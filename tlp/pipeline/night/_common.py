@@ -29,10 +29,9 @@ def why_no_work(fleet: Fleet, device: Device, *, probe: bool) -> str | None:
         return "a platform of a data set: there is no hardware to measure on"
     if device.state is DeviceState.QUARANTINED and probe:
         try:
-            quarantine.require_in_work(fleet, device.name)
+            device = quarantine.require_in_work(fleet, device.name)
         except TlpError as exc:
             return exc.message
-        device = fleet.store.get_device(device.name)
     return f"{device.state}, gets no new work" if device.state in states.OUT_OF_WORK else None
 
 

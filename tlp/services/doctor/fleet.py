@@ -70,7 +70,7 @@ def quarantined(home: Home) -> str:
     devices, now = home.fleet.store.list_devices(), datetime.now(UTC)
     problems = {}
     for device in devices:
-        if (probation := quarantine.probation(home.fleet, device.name)) is not None:
+        if (probation := quarantine.probation(home.fleet, device)) is not None:
             at = "due, by the next run"
             if wait_s := probation.due_in_s(now):
                 at = f"due at {probation.next_at:%Y-%m-%d %H:%M} UTC, in {wait_s:.0f} s"
