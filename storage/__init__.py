@@ -9,12 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from storage.contract import MeasurementStore, open_store
+from storage.reports import ImportReport, SkippedLine
 from storage.rows import (
     Canary,
     Device,
     DeviceCounts,
     DeviceEvent,
-    ImportReport,
     Measurement,
     MeasurementBatch,
     ModelEvent,
@@ -24,13 +24,22 @@ from storage.rows import (
     RoundQuality,
     Run,
     Sketch,
-    SkippedLine,
     TuningResult,
+    VersionEvent,
     Workload,
     canonical_json,
     stable_id,
 )
-from storage.states import Actor, CanaryState, DeviceState, MeasurementState, ReasonCode, RunKind, RunState
+from storage.states import (
+    Actor,
+    CanaryState,
+    DeviceState,
+    MeasurementState,
+    ReasonCode,
+    RunKind,
+    RunState,
+    VersionState,
+)
 
 if TYPE_CHECKING:
     from storage.duckdb import DuckDBStore
@@ -76,6 +85,8 @@ __all__ = [
     "Sketch",
     "SkippedLine",
     "TuningResult",
+    "VersionEvent",
+    "VersionState",
     "Workload",
     "canonical_json",
     "export_parquet",

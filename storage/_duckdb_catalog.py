@@ -24,6 +24,7 @@ from storage.rows import (
     Run,
     Sketch,
     TuningResult,
+    VersionEvent,
     Workload,
 )
 from storage.states import CanaryState, DeviceState, MeasurementState, ReasonCode, RunKind, RunState
@@ -55,6 +56,8 @@ _TUNING_RESULTS = Table("tuning_results", TuningResult, "result_no")
 _MODEL_EVENTS = Table("model_events", ModelEvent, "event_no", renamed={"by": "by_actor"})
 _CANARIES = Table("canaries", Canary, "canary_no")
 _ROUND_QUALITIES = Table("round_qualities", RoundQuality, "round_no")
+_SHADOW_QUALITIES = Table("shadow_qualities", RoundQuality, "round_no")
+_VERSION_EVENTS = Table("version_events", VersionEvent, "event_no")
 
 
 class CatalogTables(MeasurementStore):
@@ -248,6 +251,13 @@ class CatalogTables(MeasurementStore):
         with self._connector.reading() as con:
             return _MODEL_EVENTS.select(con, model=model, alias=alias)
 
+    def add_version_event(self, event: VersionEvent) -> None:
+        self._append(_VERSION_EVENTS, [checks.in_utc(event)])
+
+    def version_events(self, *, model: str | None = None, version: str | None = None) -> list[VersionEvent]:
+        with self._connector.reading() as con:
+            return _VERSION_EVENTS.select(con, model=model, version=version)
+
     # -- canaries, quality of rounds, landing files -----------------------------------------------------------
     def add_canaries(self, canaries: Sequence[Canary]) -> None:
         checked = [checks.checked_canary(canary) for canary in canaries]
@@ -270,14 +280,24 @@ class CatalogTables(MeasurementStore):
             )
         return rows[0] if rows else None
 
-    def add_round_qualities(self, rounds: Sequence[RoundQuality]) -> None:
-        self._append(_ROUND_QUALITIES, [checks.checked_round(quality) for quality in rounds])
+    def add_round_qualities(self, rounds: Sequence[RoundQuality], shadows: Sequence[RoundQuality] = ()) -> None:
+        checked = [[checks.checked_round(quality) for quality in rows] for rows in (rounds, shadows)]
+        if any(checked):
+            with self._connector.writing() as con:
+                _ROUND_QUALITIES.insert(con, checked[0])
+                _SHADOW_QUALITIES.insert(con, checked[1])
 
     def round_qualities(
-        self, *, device: str | None = None, version: str | None = None, run_id: str | None = None
+        self,
+        *,
+        device: str | None = None,
+        version: str | None = None,
+        run_id: str | None = None,
+        shadow: bool = False,
     ) -> list[RoundQuality]:
+        table = _SHADOW_QUALITIES if shadow else _ROUND_QUALITIES
         with self._connector.reading() as con:
-            return _ROUND_QUALITIES.select(con, device=device, version=version, run_id=run_id)
+            return table.select(con, device=device, version=version, run_id=run_id)
 
     def landed_files(self, names: Sequence[str]) -> set[str]:
         with self._connector.reading() as con:

@@ -20,6 +20,7 @@ from storage.rows import (
     Run,
     Sketch,
     TuningResult,
+    VersionEvent,
     Workload,
 )
 from storage.states import DeviceState, ReasonCode, RunKind, RunState
@@ -274,14 +275,22 @@ class MeasurementStore(ABC):
         """The reference in force (see `Canary`); None if the next canary will be it."""
 
     @abstractmethod
-    def add_round_qualities(self, rounds: Sequence[RoundQuality]) -> None:
-        """Append the quality of tuning rounds. Raises InvalidInputError for counts that cannot be."""
+    def add_round_qualities(self, rounds: Sequence[RoundQuality], shadows: Sequence[RoundQuality] = ()) -> None:
+        """Append the quality of tuning rounds. Raises InvalidInputError for counts that cannot be.
+
+        `shadows`: what another version says of the programs of those rounds, which it did not propose.
+        """
 
     @abstractmethod
     def round_qualities(
-        self, *, device: str | None = None, version: str | None = None, run_id: str | None = None
+        self,
+        *,
+        device: str | None = None,
+        version: str | None = None,
+        run_id: str | None = None,
+        shadow: bool = False,
     ) -> list[RoundQuality]:
-        """Qualities of rounds, oldest first."""
+        """Qualities of rounds, oldest first; with `shadow` those of versions that did not propose the programs."""
 
     @abstractmethod
     def landed_files(self, names: Sequence[str]) -> set[str]:
@@ -342,6 +351,14 @@ class MeasurementStore(ABC):
     @abstractmethod
     def model_events(self, *, model: str | None = None, alias: str | None = None) -> list[ModelEvent]:
         """Alias moves, oldest first."""
+
+    @abstractmethod
+    def add_version_event(self, event: VersionEvent) -> None:
+        """Append what became of a version."""
+
+    @abstractmethod
+    def version_events(self, *, model: str | None = None, version: str | None = None) -> list[VersionEvent]:
+        """What became of versions, oldest first."""
 
 
 # Scheme → module with `open_url(rest, lock_timeout_s)`; imported when asked for, `import storage` must stay cheap.

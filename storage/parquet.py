@@ -47,7 +47,8 @@ from storage.errors import (
     TlpError,
 )
 from storage.frames import MEASUREMENT_SCHEMA, PROGRAM_SCHEMA, conform, frame_schema, value_or_error_problems
-from storage.rows import Device, ImportReport, Network, NetworkTask, Sketch, SkippedLine, Workload
+from storage.reports import ImportReport, SkippedLine
+from storage.rows import Device, Network, NetworkTask, Sketch, Workload
 from storage.schema import check_format, release
 from storage.states import DeviceState, MeasurementState, RunKind, RunState
 

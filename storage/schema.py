@@ -234,7 +234,34 @@ _CODES = Migration(
     """,
 )
 
-MIGRATIONS: tuple[Migration, ...] = (_INITIAL, _TRUST, _CODES)
+_VERSIONS = Migration(
+    4,
+    "what became of versions, shadow scores",
+    """
+        CREATE TABLE version_events (
+            event_no BIGINT NOT NULL,
+            at_utc TIMESTAMP NOT NULL,
+            model VARCHAR NOT NULL,
+            version VARCHAR NOT NULL,
+            state VARCHAR NOT NULL,
+            device VARCHAR,
+            reason VARCHAR NOT NULL,
+            code VARCHAR NOT NULL,
+            facts VARCHAR NOT NULL  -- JSON
+        );
+        -- Of versions from before there were such rows, by what their trainings recorded.
+        INSERT INTO version_events
+        SELECT row_number() OVER (ORDER BY r.run_no), o.at_utc, (o.result ->> 'model'), (o.result ->> 'version'),
+            CASE WHEN (o.result ->> 'promoted') = 'true' THEN 'promoted' ELSE 'refused' END,
+            r.device, o.reason, 'other', o.result
+        FROM runs r JOIN run_outcomes o ON o.run_id = r.run_id
+        WHERE r.kind = 'train' AND (o.result ->> 'version') IS NOT NULL AND (o.result ->> 'model') IS NOT NULL;
+        -- What another version than the one in force says of a round's programs.
+        CREATE TABLE shadow_qualities AS SELECT * FROM round_qualities WHERE FALSE;
+    """,
+)
+
+MIGRATIONS: tuple[Migration, ...] = (_INITIAL, _TRUST, _CODES, _VERSIONS)
 
 _RECORD_TABLE = """
     CREATE TABLE IF NOT EXISTS migrations (

@@ -80,6 +80,30 @@ class ReasonCode(StrEnum):
     CRASHED = "crashed"
     # of a model's event
     MOVED_IN_MLFLOW = "moved_in_mlflow"  # by a person, found afterwards
+    HELD = "held"  # a person: nothing is promoted; of a version's event, too
+    RELEASED = "released"
+    # of a version's event
+    GATE = "gate"  # it did not pass
+    SAME_WEIGHTS = "same_weights"  # bit for bit those of a version that was promoted or rejected before
+    SUPERSEDED = "superseded"  # `champion` was moved since it was judged, or its parent was rejected
+    APPROVAL = "approval"  # it waits for a person's
+    DISAPPROVED = "disapproved"
+    NO_DEVICE = "no_device"  # it waits for one to be tried on
+    TRIAL = "trial"  # it ranked worse there than the champion
+
+
+class VersionState(StrEnum):
+    """What became of a registered version; the code of its event says why."""
+
+    REGISTERED = "registered"
+    WAITING = "waiting"  # it passed the gate
+    STAGED = "staged"  # on trial: the pin of one device
+    PROMOTED = "promoted"
+    REFUSED = "refused"  # the pipeline will not promote it
+
+    def is_final(self) -> bool:
+        """Whether the pipeline is through with the version."""
+        return self in (VersionState.PROMOTED, VersionState.REFUSED)
 
 
 class Actor(StrEnum):

@@ -14,7 +14,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from storage import DuckDBStore, Program, schema
+from storage import DuckDBStore, Program, RunKind, schema
 from storage.connection import map_duckdb_errors
 from storage.errors import StoreCorruptError, StoreError, StoreLockedError, StoreVersionError
 from storage.schema import MIGRATIONS, Migration
@@ -150,11 +150,22 @@ def test_rows_of_the_second_schema_get_the_codes_of_their_sentences(
                 "INSERT INTO model_events VALUES (?, '2026-01-01', 'm', 'champion', NULL, '1', ?, ?)",
                 [number, by, reason],
             )
+        result = '{"model": "m", "version": "%s", "promoted": %s, "watermark": 7, "samples": {"old": 3}}'
+        for number, promoted in enumerate(["true", "false"], 1):
+            con.execute(
+                "INSERT INTO runs VALUES (?, ?, 'train', 'old', '{}', '{}', '2026-01-01')", [f"t{number}", 50 + number]
+            )
+            con.execute(
+                "INSERT INTO run_outcomes VALUES (?, '2026-01-01', 'DONE', 'done', ?)",
+                [f"t{number}", result % (number, promoted)],
+            )
     another_process(monkeypatch)
     store = DuckDBStore(path)
     assert [(e.state, e.reason, e.code) for e in store.device_events("old")] == life
-    assert [(r.state, r.reason, r.code) for r in reversed(store.list_runs())] == ends
+    assert [(r.state, r.reason, r.code) for r in reversed(store.list_runs(kind=RunKind.TUNE))] == ends
     assert [event.code for event in store.model_events()] == ["moved_in_mlflow", "other"]
+    became = [(e.model, e.version, e.state, e.device, e.facts["watermark"]) for e in store.version_events()]
+    assert became == [("m", "1", "promoted", "old", 7), ("m", "2", "refused", "old", 7)]
 
 
 def test_failed_migration_leaves_neither_tables_nor_record(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

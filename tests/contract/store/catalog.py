@@ -19,6 +19,8 @@ from storage import (
     RunKind,
     RunState,
     TuningResult,
+    VersionEvent,
+    VersionState,
 )
 from storage.errors import AlreadyExistsError, InvalidInputError, NotFoundError
 from tests.contract.store.examples import (
@@ -268,3 +270,14 @@ class CatalogContract:
         assert store.model_events() == [first, second, pin], "in the order they were added, whatever the clock said"
         assert store.model_events(alias="champion") == [first, second]
         assert store.model_events(model="other") == []
+
+    def test_version_events(self, store: MeasurementStore) -> None:
+        facts = {"watermark": 7, "weights": "ab", "heads": ["cpu0"]}
+        first = VersionEvent(AT, "m", "1", VersionState.REGISTERED, "cpu0", "trained", facts=facts)
+        waits = replace(first, state=VersionState.WAITING, code=ReasonCode.APPROVAL, reason="waits", facts={})
+        other = replace(first, version="2", device=None)
+        for event in (first, waits, other):
+            store.add_version_event(event)
+        assert store.version_events() == [first, waits, other]
+        assert store.version_events(model="m", version="1") == [first, waits]
+        assert store.version_events(model="other") == []

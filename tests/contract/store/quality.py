@@ -147,6 +147,16 @@ class QualityContract:
         assert store.round_qualities(device="a", version="8") == rows[1:2]
         assert store.round_qualities(run_id=second.run_id) == rows[2:]
 
+    def test_shadows_are_kept_apart_and_come_with_their_round(self, store: MeasurementStore) -> None:
+        scene = Scene(store)
+        live, shadow = round_quality(scene), round_quality(scene, version="6")
+        store.add_round_qualities([live], [shadow])
+        assert (store.round_qualities(), store.round_qualities(shadow=True)) == ([live], [shadow])
+        assert store.round_qualities(version="7", shadow=True) == []
+        with pytest.raises(InvalidInputError):
+            store.add_round_qualities([live], [replace(shadow, ties=-1)])
+        assert len(store.round_qualities()) == 1, "both or none"
+
     @pytest.mark.parametrize(
         "change",
         [
