@@ -45,12 +45,12 @@ from tlp.training.data.dataset import Dataset, build_dataset
 from tlp.training.data.holdout import choose_holdout
 from tlp.training.data.labels import with_labels
 from tlp.training.judge.evaluate import CheckpointScorer, evaluate
-from tlp.training.learn.strategy import RECIPES, IncrementalStrategy, JointStrategy, Recipe, Strategy
+from tlp.training.learn.strategy import IncrementalStrategy, JointStrategy, Strategy
+from tlp.training.learn.table import JOINT, STRATEGIES, Recipe
 from tlp.training.learn.trainer import TrainOptions
 
 STARTER = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
 SCRATCH = "scratch"
-JOINT = "joint"
 THIS_CPU = Path(__file__).parent / "data" / "this_cpu"
 
 
@@ -284,7 +284,7 @@ def choose(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--strategies", default=",".join((SCRATCH, JOINT, *RECIPES)))
+    parser.add_argument("--strategies", default=",".join((SCRATCH, *STRATEGIES)))
     parser.add_argument("--seeds", type=int, default=2, help="how many")
     parser.add_argument("--seed", type=int, default=0, help="the first of them")
     parser.add_argument("--programs", type=int, default=0, help="per workload, to train on; 0: all")

@@ -12,8 +12,11 @@ from tlp.cli._output import Output, command, state
 from tlp.core.requests import BootstrapRequest, MeasureRequest, TrainRequest
 from tlp.model.kinds import KINDS, MTL_TLP
 from tlp.search.table import DEFAULT_SAMPLER, SAMPLERS
+from tlp.training.judge.table import BASELINES
+from tlp.training.learn.table import STRATEGIES
 
 AUTO = "auto"
+TRAINED = ", ".join(name for name, entry in BASELINES.items() if entry.is_trained)
 Sampler = Annotated[str, typer.Option(help=f"How programs are chosen: {choices(SAMPLERS)}; see docs/sampling.md.")]
 Networks = Annotated[
     list[str] | None, typer.Option("--network", help="Only subgraphs of this network; may be given several times.")
@@ -96,9 +99,7 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done and why, and do nothing.")] = False,
     strategy: Annotated[
         str | None,
-        typer.Option(
-            help="How new samples enter the model: joint, fine-tune, replay, distill; default: train_strategy."
-        ),
+        typer.Option(help=f"How new samples enter the model: {choices(STRATEGIES)}; default: train_strategy."),
     ] = None,
     model: Annotated[str, typer.Option(help=f"Kind of model: {choices(KINDS)}.")] = MTL_TLP,
 ) -> Output:
@@ -131,9 +132,8 @@ def evaluate(
     baseline: Annotated[
         str,
         typer.Option(
-            help="Baselines to compare with, comma-separated: random, xgb and mlp (TVM's cost models), single "
-            "(single-task TLP), felix (the promoted version of Felix's cost model). xgb, mlp and single are trained "
-            "first, on each device's samples of the same split."
+            help=f"Baselines to compare with, comma-separated: {choices(BASELINES)}. {TRAINED} are trained first, on "
+            "each device's samples of the same split."
         ),
     ] = "random",
     family: Annotated[str | None, typer.Option(help="ISA family; default: every one with such a version.")] = None,

@@ -14,6 +14,7 @@ from tlp.felix.config import KIND
 from tlp.language.encoders import METASCHEDULE
 from tlp.model.kinds import Kind, register_kind
 from tlp.search.table import SEARCHES, SearchEntry
+from tlp.training.judge.table import BASELINES, BaselineEntry
 from tlp.training.kinds import TrainedKind, register_trained_kind
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def _lines(report: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+BASELINES[KIND] = BaselineEntry("the promoted version of Felix's cost model", is_promoted=True)
 SEARCHES["felix"] = SearchEntry("by gradient through formulas", _search, _lines)
 SEARCHES["mixed"] = SearchEntry("by gradient, then evolution", _search, _lines)
 register_trained_kind(TrainedKind(KIND, (METASCHEDULE,), _scorer, _train))

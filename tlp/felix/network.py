@@ -28,10 +28,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tlp.core.errors import InvalidInputError, ModelFormatError
+from tlp.core.errors import InvalidInputError
 from tlp.felix.config import FEATURE_VERSION, KIND, FelixConfig
 from tlp.language.encoders import language_of
-from tlp.model.checkpoint import CONFIG, load_state, save_files
+from tlp.model.checkpoint import CONFIG, load_state, require_fitting, save_files
 from tlp.model.kinds import MANIFEST, Manifest, read_json
 
 MIN_SPREAD = 0.1  # of a feature's standard deviation: a rare value must not become huge
@@ -171,16 +171,13 @@ class FelixCheckpoint:
         """
         manifest = Manifest.from_json(read_json(directory, MANIFEST))
         config = FelixConfig.from_json(read_json(directory, CONFIG))
-        for what, value, expected in (
+        require_fitting(
+            directory,
+            "tlp train --model felix",
             ("kind", manifest.kind, KIND),
             ("features", manifest.encoder_version, FEATURE_VERSION),
             ("heads", manifest.heads, config.heads),
-        ):
-            if value != expected:
-                raise ModelFormatError(
-                    f"the model in {directory} does not fit together: {what} is {value!r}, expected {expected!r}",
-                    next_command="tlp train --model felix",
-                )
+        )
         with torch.device("meta"):
             expected_state = FelixNetwork(config).state_dict()
         return FelixCheckpoint(config, manifest, load_state(directory, expected_state))

@@ -24,7 +24,8 @@ from tlp.felix.scorer import StoreReader, Stores
 from tlp.model.checkpoint import Manifest
 from tlp.model.losses import LOSSES
 from tlp.training.data.dataset import Dataset
-from tlp.training.learn.strategy import JOINT, family_of
+from tlp.training.learn.strategy import family_of
+from tlp.training.learn.table import JOINT
 from tlp.training.learn.trainer import (
     MAX_WATCHED,
     EpochReport,

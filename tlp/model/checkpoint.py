@@ -98,17 +98,14 @@ class Checkpoint:
         config = TLPConfig.from_json(config_json)
         manifest = Manifest.from_json(read_json(directory, MANIFEST))
         vocabulary = Vocabulary.from_json(read_json(directory, VOCABULARY))
-        for what, actual, expected in (
+        require_fitting(
+            directory,
+            _AGAIN,
             ("kind", manifest.kind, KIND),
             ("encoder version", manifest.encoder_version, config.encoder_version),
             ("heads", manifest.heads, config.heads),
             ("row width", config.width, _row_width(config)),
-        ):
-            if actual != expected:
-                raise ModelFormatError(
-                    f"the model in {directory} does not fit together: {what} is {actual!r}, expected {expected!r}",
-                    next_command=_AGAIN,
-                )
+        )
         with torch.device("meta"):
             expected_state = MTLTLP(config).state_dict()
         return Checkpoint(config, vocabulary, manifest, load_state(directory, expected_state))
@@ -121,6 +118,16 @@ def _row_width(config: TLPConfig) -> int:
         return make_encoder(Vocabulary(), config.encoder_version, length=config.length, width=width).width
     except InvalidInputError as exc:
         raise ModelFormatError(f"config.json: {exc.message}", next_command=_AGAIN) from exc
+
+
+def require_fitting(directory: Path, again: str, *parts: tuple[str, object, object]) -> None:
+    """Raise ModelFormatError unless the parts of a checkpoint, each a name, its value and the expected one, agree."""
+    for what, actual, expected in parts:
+        if actual != expected:
+            raise ModelFormatError(
+                f"the model in {directory} does not fit together: {what} is {actual!r}, expected {expected!r}",
+                next_command=again,
+            )
 
 
 def save_files(directory: Path, state: Mapping[str, Tensor], documents: Mapping[str, Any]) -> Path:

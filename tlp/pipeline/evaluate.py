@@ -20,10 +20,11 @@ from tlp.registry import model_name
 from tlp.registry.versions import find_champion
 from tlp.training.data.holdout import choose_holdout
 from tlp.training.judge import plots
-from tlp.training.judge.compare import BASELINES, TRAINED, Baselines, snapshot_of, train_baselines
+from tlp.training.judge.compare import Baselines, snapshot_of, train_baselines
 from tlp.training.judge.evaluate import EvaluationReport, PredictorResult, Scorer, evaluate
 from tlp.training.judge.intervals import with_intervals
-from tlp.training.kinds import TRAINED_KINDS, scorer_of
+from tlp.training.judge.table import BASELINES
+from tlp.training.kinds import scorer_of
 from tlp.training.plan import keys_of
 
 PREDICTOR = "mtl-tlp"
@@ -91,7 +92,7 @@ def evaluate_version(
     for name, (found, checkpoint) in resolved.items():
         devices = [device for device in measured if key_of[device.name] == name]
         beside: dict[str, Scorer] = {}
-        for kind in (kind for kind in baselines if kind in TRAINED_KINDS):
+        for kind in (name for name in baselines if BASELINES[name].is_promoted):
             beside |= _promoted(fleet, kind, name, report)
         results |= _evaluate_model(fleet, found, checkpoint, devices, baselines, report, beside)
     if not results:
@@ -184,7 +185,7 @@ def _evaluate_model(
     version = scorer_of(fleet, checkpoint)
     holdout = choose_holdout(fleet.store, language=language)
     mark = report["watermark"]
-    names = [name for name in TRAINED if name in baselines]
+    names = [name for name, entry in BASELINES.items() if entry.is_trained and name in baselines]
     trained_at, note = snapshot_of(fleet.store, checkpoint.manifest, mark) if names else (mark, None)
     report["notes"] += [f"{resolved.model}: {note}"] if note else []
     if seen := sorted(set(holdout.networks) - set(checkpoint.manifest.holdout)):

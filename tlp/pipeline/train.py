@@ -19,7 +19,7 @@ from tlp.fleet import locks, runs, states
 from tlp.measure.endpoint import endpoint_of
 from tlp.registry import model_name
 from tlp.training.kinds import trained_kind
-from tlp.training.learn.strategy import JOINT, make_strategy
+from tlp.training.learn.table import JOINT, make_strategy
 from tlp.training.learn.trainer import EpochReport
 from tlp.training.plan import TrainingPlan, keys_of
 from tlp.training.retrain import PLAIN, RetrainResult, Steps, run_training, submit_kept

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tlp.core.errors import InvalidInputError
+from tlp.core.lazy import later
 
 E = TypeVar("E")
 
@@ -51,20 +51,16 @@ class SamplerEntry:
     open: Callable[[Fleet, Device], Proposer]
 
 
-def _lazy(module: str, name: str) -> Callable[..., Any]:
-    """A function of a module of this package, which is imported when it is called."""
-    return lambda *args: getattr(import_module(f"tlp.search.{module}"), name)(*args)
-
-
+_OPENING, _SAMPLERS = "tlp.search.opening", "tlp.search.samplers"
 SEARCHES: Final[dict[str, SearchEntry]] = {
-    "evolutionary": SearchEntry("evolution over arrays, judged by the model", _lazy("opening", "EvolutionarySearch")),
-    "tvm": SearchEntry("TVM's own evolutionary search", _lazy("opening", "TVMSearch")),
-    "random": SearchEntry("random programs", _lazy("opening", "RandomSearch")),
+    "evolutionary": SearchEntry("evolution over arrays, judged by the model", later(_OPENING, "EvolutionarySearch")),
+    "tvm": SearchEntry("TVM's own evolutionary search", later(_OPENING, "TVMSearch")),
+    "random": SearchEntry("random programs", later(_OPENING, "RandomSearch")),
 }
 SAMPLERS: Final[dict[str, SamplerEntry]] = {
-    "random": SamplerEntry("drawn from the design space", _lazy("samplers", "open_random")),
-    "evolutionary": SamplerEntry("fast ones, as the champion judges", _lazy("samplers", "open_evolutionary")),
-    "select": SamplerEntry("representative, new, uncertain and promising ones", _lazy("samplers", "open_select")),
+    "random": SamplerEntry("drawn from the design space", later(_SAMPLERS, "open_random")),
+    "evolutionary": SamplerEntry("fast ones, as the champion judges", later(_SAMPLERS, "open_evolutionary")),
+    "select": SamplerEntry("representative, new, uncertain and promising ones", later(_SAMPLERS, "open_select")),
 }
 DEFAULT_SAMPLER: Final = "select"
 """Of bootstrap: needs no champion, and is ahead of random choice at 25% of a pool (docs/sampling.md)."""

@@ -30,7 +30,8 @@ from tlp.model.kinds import MTL_TLP
 from tlp.registry.versions import find_champion
 from tlp.training.data.dataset import choose_language
 from tlp.training.kinds import TrainedKind, model_key, trained_kind
-from tlp.training.learn.strategy import JOINT, Strategy, make_strategy
+from tlp.training.learn.strategy import Strategy
+from tlp.training.learn.table import JOINT, make_strategy
 from tlp.training.saturation import saturated
 from tlp.training.tasks import MAX_AUXILIARIES, Role, Task, choose_tasks
 

@@ -13,6 +13,8 @@ import pytest
 from tlp.cli._app import build
 from tlp.model.kinds import KINDS
 from tlp.search.table import SAMPLERS, SEARCHES
+from tlp.training.judge.table import BASELINES
+from tlp.training.learn.table import STRATEGIES
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMANDS = (
@@ -130,7 +132,8 @@ def test_a_request_that_is_not_acceptable_names_the_option(tlp, arguments, optio
 
 
 def test_help_lists_what_the_tables_have(tlp):
-    for command, names in (("tune", SEARCHES), ("measure", SAMPLERS), ("bootstrap", SAMPLERS), ("train", KINDS)):
+    tables = (("tune", SEARCHES), ("measure", SAMPLERS), ("bootstrap", SAMPLERS), ("train", KINDS))
+    for command, names in (*tables, ("train", STRATEGIES), ("evaluate", BASELINES)):
         text = tlp(command, "--help").out
         assert all(name in text for name in names) and len(names) > 1
 

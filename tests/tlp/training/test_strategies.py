@@ -19,14 +19,12 @@ from tlp.model.nearest import nearest_head, rank_correlations
 from tlp.training.data.dataset import Dataset, build_dataset
 from tlp.training.data.labels import only, sampled, with_labels
 from tlp.training.learn.strategy import (
-    RECIPES,
-    STRATEGIES,
     IncrementalStrategy,
     JointStrategy,
-    make_strategy,
     teach,
     warm_start,
 )
+from tlp.training.learn.table import STRATEGIES, Recipe, make_strategy
 from tlp.training.learn.trainer import TrainOptions
 
 SMALL = TLPConfig(heads=(), words=64, dims=(16, 32), attention_heads=4, head_dims=(16,))
@@ -90,8 +88,14 @@ def test_other_devices_samples_are_not_read(grown: Dataset, parent: Checkpoint, 
     assert one.manifest.metrics["labels"] == np.count_nonzero(~np.isnan(grown.labels[:, column]))
 
 
+def recipe_of(name: str) -> Recipe:
+    recipe = STRATEGIES[name].recipe
+    assert recipe is not None
+    return recipe
+
+
 def test_replay_reads_a_bounded_sample(grown: Dataset, parent: Checkpoint) -> None:
-    recipe = dataclasses.replace(RECIPES["replay"], replay=60, distillation=0.0)
+    recipe = dataclasses.replace(recipe_of("replay"), replay=60, distillation=0.0)
     model = IncrementalStrategy("replay", recipe=recipe).train(grown, OPTIONS, parent=parent)
     own = np.count_nonzero(~np.isnan(grown.labels[:, grown.device_names.index(NEW)]))
     assert model.manifest.metrics["labels"] == own + 60
@@ -101,7 +105,7 @@ def test_replay_reads_a_bounded_sample(grown: Dataset, parent: Checkpoint) -> No
 
 
 def test_distillation_keeps_what_fine_tuning_loses(grown: Dataset, parent: Checkpoint) -> None:
-    recipe = dataclasses.replace(RECIPES["distill"], epochs=2.0, learning_rate=1.0, distillation=3.0)
+    recipe = dataclasses.replace(recipe_of("distill"), epochs=2.0, learning_rate=1.0, distillation=3.0)
     kept = IncrementalStrategy("distill", recipe=recipe).train(grown, OPTIONS, parent=parent)
     lost = IncrementalStrategy("fine-tune", recipe=dataclasses.replace(recipe, distillation=0.0)).train(
         grown, OPTIONS, parent=parent
@@ -124,7 +128,7 @@ def test_a_joint_training_of_some_tasks_keeps_the_other_heads(grown: Dataset, pa
 def test_without_a_parent_every_strategy_is_the_joint_training(grown: Dataset) -> None:
     options = dataclasses.replace(OPTIONS, epochs=1)
     joint = JointStrategy().train(grown, options, config=SMALL)
-    for name in RECIPES:
+    for name in STRATEGIES:
         made = make_strategy(name, device=NEW, tasks=[NEW]).train(grown, options, config=SMALL)
         assert made.manifest.strategy == "joint"
         assert all(torch.equal(joint.state[key], made.state[key]) for key in joint.state)

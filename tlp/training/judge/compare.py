@@ -7,10 +7,11 @@ One model per device, from scratch, every time: on one core, for 7500 programs, 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Any, Final
+from functools import partial
+from typing import Any
 
 from storage import Device, MeasurementStore
 from tlp.core.errors import InvalidInputError
@@ -21,23 +22,12 @@ from tlp.model.checkpoint import Checkpoint, Manifest
 from tlp.programs.per_store import PerStoreFeatures
 from tlp.training.data.dataset import build_dataset
 from tlp.training.data.holdout import Holdout
-from tlp.training.judge.baselines import FeatureScorer, MLPScorer, XGBScorer, held_out_groups, training_groups
-from tlp.training.judge.evaluate import RANDOM, Scorer
+from tlp.training.judge.baselines import held_out_groups, training_groups
+from tlp.training.judge.evaluate import Scorer
+from tlp.training.judge.table import BASELINES
 from tlp.training.kinds import scorer_of
 from tlp.training.learn.strategy import JointStrategy
 from tlp.training.learn.trainer import TrainOptions
-
-FEATURE_SCORERS: Final[Mapping[str, type[FeatureScorer]]] = {"xgb": XGBScorer, "mlp": MLPScorer}
-SINGLE: Final = "single"
-TRAINED: Final = (*FEATURE_SCORERS, SINGLE)
-BASELINES: Final[Mapping[str, str]] = {
-    RANDOM: "expected best of k programs drawn at random",
-    "xgb": "TVM's XGBModel on per-store features",
-    "mlp": "TVM's MLPModel (TenSet's) on per-store features",
-    SINGLE: "the version's own network on one device's samples alone",
-    "felix": "the promoted version of Felix's cost model",
-}
-"""Name → one line of summary."""
 
 
 @dataclass
@@ -57,7 +47,7 @@ class Baselines:
 
     def leave_out_features(self, reason: str) -> None:
         """Take `xgb` and `mlp` out again; `reason` is noted."""
-        gone = [name for name in FEATURE_SCORERS if self.scorers.pop(name, None)]
+        gone = [name for name, entry in BASELINES.items() if entry.scorer and self.scorers.pop(name, None)]
         self.facts = {name: facts for name, facts in self.facts.items() if name not in gone}
         self.exclude = frozenset()
         self.notes.append(f"{reason}: {', '.join(gone)} left out")
@@ -93,21 +83,34 @@ def train_baselines(
     kept: the next call goes on.
 
     Args:
-        names: out of `TRAINED`.
-        checkpoint: the version they are compared with: its sizes and encoder are those of `single`.
+        names: out of `BASELINES`, those that are trained.
+        checkpoint: the version they are compared with.
         watermark, evaluated_at: snapshots to train on and to evaluate.
     """
     baselines = Baselines()
-    named = [name for name in names if name in FEATURE_SCORERS]
+    named = [name for name in names if BASELINES[name].scorer]
     language = language_of(checkpoint.encoder_version)
     if named and language != METASCHEDULE:
         left_out = f"{', '.join(named)} left out, TVM cannot replay programs of {language}"
         baselines.notes.append(f"{device.name}: {left_out}")
     elif named:
         _train_feature_scorers(fleet, device, named, (watermark, evaluated_at), holdout, baselines)
-    if SINGLE in names:
-        _train_single(fleet, device, checkpoint, watermark, holdout, baselines)
+    for name in names:
+        if (train := BASELINES[name].train) is not None:
+            _add(baselines, device, name, partial(train, fleet, device, checkpoint, watermark, holdout))
     return baselines
+
+
+def _add(baselines: Baselines, device: Device, name: str, train: Callable[[], tuple[Scorer, int]]) -> None:
+    """Train one, or note why it cannot be trained."""
+    started = time.monotonic()
+    try:
+        scorer, programs = train()
+    except InvalidInputError as exc:
+        baselines.notes.append(f"{device.name}: {name} left out, {exc.message}")
+        return
+    baselines.scorers[name] = scorer
+    baselines.facts[name] = {"programs": programs, "seconds": time.monotonic() - started}
 
 
 def _train_feature_scorers(
@@ -116,43 +119,37 @@ def _train_feature_scorers(
     features = PerStoreFeatures(fleet.store, device.target, fleet.settings.cache_dir / "per-store")
     groups = training_groups(fleet.store, device.name, watermark=marks[0], held_out=holdout.workload_ids)
     ranked = held_out_groups(fleet.store, device.name, watermark=marks[1], held_out=holdout.workload_ids)
-    for name in names:
-        started = time.monotonic()
-        scorer = FEATURE_SCORERS[name](features, seed=fleet.settings.seed, threads=fleet.settings.torch_threads)
+
+    def train(name: str) -> tuple[Scorer, int]:
+        entry = BASELINES[name].scorer
+        assert entry is not None
         say(f"{name}: training on {device.name}")
-        try:
-            programs = scorer.train(groups)
-        except InvalidInputError as exc:
-            baselines.notes.append(f"{device.name}: {name} left out, {exc.message}")
-            continue
-        baselines.scorers[name] = scorer
-        baselines.facts[name] = {"programs": programs, "seconds": time.monotonic() - started}
+        scorer = entry(features, seed=fleet.settings.seed, threads=fleet.settings.torch_threads)
+        return scorer, scorer.train(groups)
+
+    for name in names:
+        _add(baselines, device, name, partial(train, name))
     if any(name in baselines.scorers for name in names):
         ids = [program_id for group in ranked for program_id in group.program_ids]
         rows = features.get([p for group in ranked for p in group.programs], label=f"{device.name}: features")
         baselines.exclude = frozenset(i for i, r in zip(ids, rows, strict=True) if not len(r))
 
 
-def _train_single(
-    fleet: Fleet, device: Device, checkpoint: Checkpoint, watermark: int, holdout: Holdout, baselines: Baselines
-) -> None:
-    started = time.monotonic()
+def train_single(
+    fleet: Fleet, device: Device, checkpoint: Checkpoint, watermark: int, holdout: Holdout
+) -> tuple[Scorer, int]:
+    """The version's network, trained on one device's samples alone, with its sizes and encoder; and on how many."""
     options = TrainOptions.from_settings(fleet.settings)
-    try:
-        dataset = build_dataset(
-            fleet.store,
-            [device.name],
-            watermark=watermark,
-            holdout=holdout.networks or None,
-            encoder_version=checkpoint.encoder_version,
-            length=checkpoint.config.length,
+    dataset = build_dataset(
+        fleet.store,
+        [device],
+        watermark=watermark,
+        holdout=holdout.networks or None,
+        encoder_version=checkpoint.encoder_version,
+        length=checkpoint.config.length,
+    )
+    with track(f"single: training on {device.name}", options.epochs, every=5) as update:
+        trained = JointStrategy().train(
+            dataset, options, config=checkpoint.config, on_epoch=lambda r: update(r.epoch, f"loss {r.loss:.3f}")
         )
-        with track(f"{SINGLE}: training on {device.name}", options.epochs, every=5) as update:
-            trained = JointStrategy().train(
-                dataset, options, config=checkpoint.config, on_epoch=lambda r: update(r.epoch, f"loss {r.loss:.3f}")
-            )
-    except InvalidInputError as exc:
-        baselines.notes.append(f"{device.name}: {SINGLE} left out, {exc.message}")
-        return
-    baselines.scorers[SINGLE] = scorer_of(fleet, trained)
-    baselines.facts[SINGLE] = {"programs": len(dataset.decisions), "seconds": time.monotonic() - started}
+    return scorer_of(fleet, trained), len(dataset.decisions)

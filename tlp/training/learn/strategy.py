@@ -1,4 +1,4 @@
-"""How new data or a new device enters the model: a table of strategies.
+"""How new data or a new device enters the model: the strategies (`tlp.training.learn.table`).
 
     joint       the paper's: the tasks' samples together, one loss summed over heads (MTL-TLP §5), the whole budget
     fine-tune   the device's samples only, from the parent's weights: what everything else must beat
@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +31,7 @@ from tlp.model.nearest import nearest_head, rank_correlations
 from tlp.model.network import MTLTLP
 from tlp.training.data.dataset import Dataset
 from tlp.training.data.labels import only, sampled, with_labels
+from tlp.training.learn.table import JOINT, STRATEGIES, Recipe
 from tlp.training.learn.trainer import (
     EpochReport,
     OnEpoch,
@@ -43,7 +43,6 @@ from tlp.training.learn.trainer import (
     training_facts,
 )
 
-JOINT: Final = "joint"
 CALIBRATION = 4096  # programs that the profile's bins are made from
 MIN_SPREAD = 1e-3  # of a teacher's scores: a head that ranks nothing teaches nothing, and must not be divided by
 _TAUGHT_AT_ONCE = 1024
@@ -146,47 +145,21 @@ class JointStrategy(Strategy):
         return Lesson(bounded, options, learned, teach(parent, bounded, names - learned))
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """What an incremental strategy does with the options of a whole training.
-
-    Attributes:
-        epochs: part of the epochs, at least one is made.
-        learning_rate: factor.
-        replay: programs of other devices, all of them together, that are trained on again.
-        distillation: weight of keeping the parent's scores of the other devices' heads.
-        trunk_rate: factor of the learning rate for what the devices share.
-        batch: factor of the lists per step; a short training has few steps, smaller ones give it more.
-    """
-
-    epochs: float
-    learning_rate: float
-    replay: int = 0
-    distillation: float = 0.0
-    trunk_rate: float = 1.0
-    batch: float = 1.0
-
-
-RECIPES: Final[Mapping[str, Recipe]] = {
-    "fine-tune": Recipe(epochs=0.25, learning_rate=1.0, trunk_rate=0.1, batch=0.25),
-    "replay": Recipe(epochs=0.25, learning_rate=1.0, replay=2048, batch=0.25),
-    "distill": Recipe(epochs=0.25, learning_rate=1.0, distillation=5.0, batch=0.25),
-}
-
-
 class IncrementalStrategy(Strategy):
     """Learns some devices on top of a parent.
 
     Args:
         name: what versions are called after.
         focus: devices to learn; those without a head in the parent are learned anyway. If that makes none: all.
-        recipe: None: that of the name.
+        recipe: None: the table's of that name.
     """
 
     def __init__(self, name: str, focus: Sequence[str] = (), *, recipe: Recipe | None = None) -> None:
         self.name = name
         self._focus = frozenset(focus)
-        self._recipe = recipe or RECIPES[name]
+        chosen = recipe or STRATEGIES[name].recipe
+        assert chosen is not None, f"{name} is not incremental"
+        self._recipe = chosen
 
     def lesson(self, dataset: Dataset, options: TrainOptions, parent: Checkpoint) -> Lesson:
         """The devices to learn, by the recipe."""
@@ -208,25 +181,6 @@ class IncrementalStrategy(Strategy):
             batch_lists=max(1, round(options.batch_lists * recipe.batch)),
         )
         return Lesson(kept, budget, learned, teacher)
-
-
-STRATEGIES: Final[dict[str, Callable[[str, Sequence[str] | None], Strategy]]] = {
-    JOINT: lambda device, tasks: JointStrategy(tasks),
-    "fine-tune": lambda device, tasks: IncrementalStrategy("fine-tune", [device]),
-    "replay": lambda device, tasks: IncrementalStrategy("replay", [device]),
-    "distill": lambda device, tasks: IncrementalStrategy("distill", [device]),
-}
-"""Name → a function of the device that a training is for and the devices trained together (None: all)."""
-
-
-def make_strategy(name: str, device: str, tasks: Sequence[str] | None = None) -> Strategy:
-    """An entry of `STRATEGIES`. Raises InvalidInputError: there is none of that name."""
-    if name not in STRATEGIES:
-        raise InvalidInputError(
-            f"strategy {name!r} is not known, there is {', '.join(STRATEGIES)}",
-            next_command="tlp train --strategy joint",
-        )
-    return STRATEGIES[name](device, tasks)
 
 
 def teach(parent: Checkpoint, dataset: Dataset, devices: Collection[str], *, weight: float = 1.0) -> Teacher | None:
