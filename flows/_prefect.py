@@ -22,6 +22,7 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.context import FlowRunContext
 from prefect.logging.handlers import APILogWorker
 from prefect.settings import (
+    PREFECT_API_AUTH_STRING,
     PREFECT_API_URL,
     PREFECT_HOME,
     PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
@@ -30,6 +31,7 @@ from prefect.settings import (
 from prefect.states import Completed
 
 from tlp import services
+from tlp.core import secrets
 from tlp.core.errors import BusyError, ServiceError
 from tlp.core.fleet import Fleet
 from tlp.core.requests import Request
@@ -49,15 +51,22 @@ _DRAIN_TIMEOUT_S = 5
 
 
 def api_url(settings: Settings) -> str | None:
-    """The Prefect API to report to: PREFECT_API_URL, else the server of `tlp up`; None if none of them answers."""
+    """The Prefect API to report to, first of `services.prefect_apis` that answers, with its login; None if none does.
+
+    Raises ServiceError: it answers and refuses the login.
+    """
     return next((url for url in services.prefect_apis(settings) if _answers(url)), None)
 
 
 def _answers(url: str) -> bool:
     try:
-        return httpx.get(f"{url.rstrip('/')}/health", timeout=_PROBE_TIMEOUT_S).status_code == httpx.codes.OK
+        answer = httpx.get(f"{url.rstrip('/')}/admin/version", timeout=_PROBE_TIMEOUT_S)
     except httpx.HTTPError:
         return False
+    if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        text = f"Prefect at {secrets.split_login(url)[0]} refuses the login (PREFECT_API_AUTH_STRING=user:password)"
+        raise ServiceError(text, next_command="export PREFECT_API_AUTH_STRING=…")
+    return answer.status_code == httpx.codes.OK
 
 
 def call(flow: Flow[..., Any], request: Request | None = None) -> Any:
@@ -75,9 +84,11 @@ def call(flow: Flow[..., Any], request: Request | None = None) -> Any:
 
 @contextmanager
 def tracking(settings: Settings, url: str) -> Iterator[None]:
-    """Send the flows of the body to that Prefect API."""
+    """Send the flows of the body to that Prefect API, whose address may carry a login."""
+    bare, login = secrets.split_login(url)
     local = {PREFECT_HOME: settings.prefect_dir, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: False}
-    with temporary_settings({PREFECT_API_URL: url} | local):
+    given = {} if login is None else {PREFECT_API_AUTH_STRING: login}
+    with temporary_settings({PREFECT_API_URL: bare} | given | local):
         yield
 
 
@@ -98,8 +109,9 @@ def server(settings: Settings, say: Callable[[str], None]) -> Iterator[str | Non
             say(f"no Prefect server, runs will not be on its page: {exc.message}")
             yield None
             return
-        os.environ["PREFECT_API_URL"] = str(view.prefect_api_url)
-        stack.callback(os.environ.pop, "PREFECT_API_URL", None)
+        for name, value in services.client_env(str(view.prefect_api_url)).items():
+            os.environ[name] = value
+            stack.callback(os.environ.pop, name, None)
         stack.callback(APILogWorker.drain_all, timeout=_DRAIN_TIMEOUT_S)  # logs go out in the background: not too late
         yield view.prefect_api_url
 
@@ -185,6 +197,7 @@ def _made_up_by() -> str | None:
 
 def begin() -> Fleet:
     """What every flow starts with: the fleet, batches that wait taken in, runs of dead processes closed."""
+    secrets.mask_logs()
     fleet = open_fleet()
     landing.take_in_or_say(fleet)  # before the runs they belong to are closed
     runs.reap(fleet.store)
@@ -200,7 +213,7 @@ def table(key: str, rows: Sequence[Mapping[str, Any]], description: str) -> None
 def markdown(key: str, text: str, description: str) -> None:
     """Keep a page with the flow run, if there is one."""
     if FlowRunContext.get() is not None:
-        create_markdown_artifact(text, key=_key(key), description=description)
+        create_markdown_artifact(secrets.mask(text), key=_key(key), description=description)
 
 
 def _key(text: str) -> str:

@@ -19,6 +19,7 @@ from prefect.exceptions import ObjectAlreadyExists, PrefectException
 
 from flows import _prefect
 from tlp import services
+from tlp.core import secrets
 from tlp.core.errors import InvalidInputError, NotFoundError, ServiceError, UserError
 from tlp.core.settings import Settings
 
@@ -68,6 +69,7 @@ def deploy(settings: Settings) -> dict[str, Any]:
     url = _prefect.api_url(settings)
     if url is None:
         raise UserError("no Prefect server answers, so there is nothing to deploy to", next_command="tlp up")
+    page = secrets.split_login(url)[0]
     path = PROJECT_DIR / "prefect.yaml"
     slugs = wanted(path)
     try:
@@ -77,11 +79,11 @@ def deploy(settings: Settings) -> dict[str, Any]:
             _prefect_deploy(settings, url, path)
             deleted = _drop_old_schedules(client, slugs)
     except (PrefectException, httpx.HTTPError) as exc:
-        raise ServiceError(f"Prefect at {url} refused: {type(exc).__name__} {exc}", next_command="tlp doctor") from exc
+        raise ServiceError(f"Prefect at {page} refused: {type(exc).__name__} {exc}", next_command="tlp doctor") from exc
     scheduled = sorted(name for name in slugs if slugs[name])
-    settings.deployed_path.write_text(json.dumps({"api_url": url, "scheduled": scheduled}))
+    settings.deployed_path.write_text(json.dumps({"api_url": page, "scheduled": scheduled}))
     return {
-        "api_url": url,
+        "api_url": page,
         "work_pool": WORK_POOL,
         "deployments": {name: sorted(schedules) for name, schedules in slugs.items()},
         "deleted_schedules": deleted,
@@ -90,8 +92,8 @@ def deploy(settings: Settings) -> dict[str, Any]:
 
 def _prefect_deploy(settings: Settings, url: str, path: Path) -> None:
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(path)]
-    ours = {"PREFECT_API_URL": url, "TLP_PROJECT_DIR": str(PROJECT_DIR), "NO_COLOR": "1"}
-    environment = os.environ | services.prefect_env(settings) | ours
+    ours = {"TLP_PROJECT_DIR": str(PROJECT_DIR), "NO_COLOR": "1"}
+    environment = os.environ | services.prefect_env(settings) | services.client_env(url) | ours
     options: dict[str, Any] = {"cwd": PROJECT_DIR, "env": environment, "timeout": _DEPLOY_TIMEOUT_S}
     result = subprocess.run(command, capture_output=True, text=True, check=False, **options)
     if result.returncode != 0:

@@ -81,6 +81,7 @@ class ServedRegistry:
     """A real MLflow server.
 
     Attributes:
+        url: its address, with the login in it.
         direct: settings of the home whose database it serves, without a server between.
         served: the same home, everything through the server.
     """
@@ -96,5 +97,5 @@ def mlflow_server(tmp_path_factory: pytest.TempPathFactory, mlflow_template: Pat
     home = tmp_path_factory.mktemp("served")
     direct = copy_template(mlflow_template, Settings(home=home))
     with temporary_services(direct, ["mlflow"]) as view:
-        url = str(view.url("mlflow"))
+        url = str(view.address("mlflow"))
         yield ServedRegistry(url, direct, Settings(home=home, mlflow_uri=url))

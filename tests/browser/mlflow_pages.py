@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,15 +45,19 @@ def find_chromium(playwrights_own: str) -> str:
 
 
 @contextmanager
-def open_page(width: int = 1400, height: int = 800) -> Iterator[Page]:
-    """A page of a browser of its own. Raises NoBrowserError."""
+def open_page(
+    width: int = 1400, height: int = 800, *, login: str | None = None, options: Sequence[str] = ()
+) -> Iterator[Page]:
+    """A page of a browser of its own, where a person typed `login` (user:password). Raises NoBrowserError."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         program = find_chromium(playwright.chromium.executable_path)
-        browser = playwright.chromium.launch(executable_path=program, args=list(_OPTIONS))
+        browser = playwright.chromium.launch(executable_path=program, args=[*_OPTIONS, *options])
         try:
-            page = browser.new_page(viewport={"width": width, "height": height})
+            user, _, password = (login or "").partition(":")
+            typed = {"http_credentials": {"username": user, "password": password}} if login else {}
+            page = browser.new_page(viewport={"width": width, "height": height}, **typed)  # type: ignore[arg-type]
             page.set_default_timeout(TIMEOUT_MS)
             yield page
         finally:

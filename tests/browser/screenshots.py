@@ -36,11 +36,11 @@ def main() -> None:
             result = run_retrain(fleet_of(settings, store, registry), device="x86-64-v3", force=True, strategy=Small())
             print(result.version, result.promoted, result.reason)
         with temporary_services(settings, ["mlflow"]) as view:
-            take(str(view.url("mlflow")), folder)
+            take(str(view.url("mlflow")), view.login, folder)
 
 
-def take(url: str, folder: Path) -> None:
-    with mlflow_pages.open_page(1280, 900) as page:
+def take(url: str, login: str | None, folder: Path) -> None:
+    with mlflow_pages.open_page(1280, 900, login=login) as page:
         mlflow_pages.open_model(page, url, MODEL)
         mlflow_pages.version_row(page, 2).scroll_into_view_if_needed()
         page.screenshot(path=folder / "mlflow-versions.png")

@@ -16,6 +16,7 @@ from tests.tlp.search.conftest import TARGET, dense
 from tests.tlp.training.crashing import Untrained
 from tests.tlp.training.steps import run_retrain
 from tlp.cli.model import _event
+from tlp.core import secrets
 from tlp.core.errors import InvalidInputError
 from tlp.core.fleet import Fleet
 from tlp.core.requests import TuneRequest
@@ -58,19 +59,6 @@ def store() -> DuckDBStore:
     return made
 
 
-@pytest.fixture
-def browser() -> None:
-    """Skips, saying what brings one, where no Chromium is to be had: no network, no rights to install it."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        own = playwright.chromium.executable_path
-    try:
-        mlflow_pages.find_chromium(own)
-    except mlflow_pages.NoBrowserError as exc:
-        pytest.skip(str(exc))
-
-
 @pytest.mark.usefixtures("browser")
 def test_a_roll_back_in_the_page_is_obeyed(
     store: DuckDBStore, settings: Settings, mlflow_server: ServedRegistry, tmp_path: Path
@@ -111,8 +99,9 @@ def test_a_roll_back_in_the_page_is_obeyed(
         if moved_at:
             return
         moved_at = progress.trials
-        with mlflow_pages.open_page() as page:
-            mlflow_pages.open_model(page, mlflow_server.url, MODEL)
+        url, login = secrets.split_login(mlflow_server.url)
+        with mlflow_pages.open_page(login=login) as page:
+            mlflow_pages.open_model(page, url, MODEL)
             mlflow_pages.move_alias(page, "champion", 1)
 
     fleet = Fleet(served, store, registry)

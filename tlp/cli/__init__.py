@@ -27,4 +27,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """Entry point of the `tlp` program."""
+    from tlp.core.secrets import mask_logs
+
+    mask_logs()
     sys.exit(run(sys.argv[1:]))

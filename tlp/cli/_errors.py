@@ -16,6 +16,7 @@ import typer
 
 from tlp.core.errors import InternalError, InvalidInputError, TlpError
 from tlp.core.next_steps import next_command
+from tlp.core.secrets import mask
 from tlp.core.settings import get_settings
 
 INTERRUPTED = 130  # 128 + SIGINT
@@ -87,10 +88,10 @@ def _fault_of_ours(exc: Exception) -> InternalError:
         folder = get_settings().logs_dir
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"error-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}.log"
-        path.write_text(f"{' '.join(sys.argv)}\n{text}")
+        path.write_text(mask(f"{' '.join(sys.argv)}\n{text}"))
         where = f"traceback in {path}"
     except (OSError, TlpError) as log_error:
-        sys.stderr.write(text)
+        sys.stderr.write(mask(text))
         where = f"no log file could be written: {log_error}"
     first_line = (str(exc).splitlines() or [""])[0]
     return InternalError(f"{type(exc).__name__}: {first_line} ({where})", next_command="tlp doctor")
@@ -99,7 +100,8 @@ def _fault_of_ours(exc: Exception) -> InternalError:
 def _print(exc: TlpError, kind: str, *, as_json: bool) -> None:
     if as_json:
         body = {"error": exc.message, "class": kind, "next_command": exc.next_command}
-        sys.stderr.write(json.dumps(body) + "\n")
+        text = json.dumps(body) + "\n"
     else:
-        sys.stderr.write(f"error: {exc.message}\n" + (f"try:   {exc.next_command}\n" if exc.next_command else ""))
+        text = f"error: {exc.message}\n" + (f"try:   {exc.next_command}\n" if exc.next_command else "")
+    sys.stderr.write(mask(text))
     sys.stderr.flush()

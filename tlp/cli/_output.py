@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
 import typer
 from pydantic_core import to_json
 
+from tlp.core.secrets import mask
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
@@ -79,12 +81,12 @@ def emit(output: Output, *, as_json: bool, stream: TextIO) -> None:
     if as_json:
         # times as ISO 8601, enums by value, NaN and infinities as null, numpy's scalars as numbers
         text = to_json(output.data, indent=2, inf_nan_mode="null", fallback=lambda value: value.item())
-        stream.write(text.decode() + "\n")
+        stream.write(mask(text.decode()) + "\n")
     else:
         shown = output.text()
         out = console(stream)
         for part in shown if isinstance(shown, list) else [shown]:
-            out.print(part, markup=False) if isinstance(part, str) else out.print(part)
+            out.print(mask(part), markup=False) if isinstance(part, str) else out.print(part)
     stream.flush()
 
 

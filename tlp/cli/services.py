@@ -32,8 +32,9 @@ def up() -> Output:
     from tlp import services
     from tlp.report import fleet as tables
 
-    view = services.up(open_all().settings, _say)
-    return Output(view.as_dict(), lambda: tables.services(view.as_dict()))
+    settings = open_all().settings
+    view = services.up(settings, _say)
+    return Output(view.as_dict(), lambda: tables.services(view.as_dict(), settings.login_path))
 
 
 @command(app, "down", example="tlp down")

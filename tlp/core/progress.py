@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 
+from tlp.core.secrets import mask
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -24,7 +26,7 @@ class Update(Protocol):
 
 def say(text: str) -> None:
     """One line on stderr: what is being done now."""
-    sys.stderr.write(f"{text}\n")
+    sys.stderr.write(f"{mask(text)}\n")
     sys.stderr.flush()
 
 

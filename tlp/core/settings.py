@@ -36,6 +36,7 @@ class Settings(BaseSettings):
     mlflow_port: int = Field(5000, ge=1, le=65535, description="Port of the MLflow server of `tlp up`.")
     prefect_port: int = Field(4200, ge=1, le=65535, description="Port of the Prefect server of `tlp up`.")
     bind_host: str = Field("127.0.0.1", description="Address the servers of `tlp up` listen on.")
+    allowed_hosts: str = Field("", description="Further host names of these servers in a browser, comma-separated.")
 
     # -- devices and measuring
     min_samples: int = Field(500_000, ge=1, description="OK samples a device needs before it is trained as a task.")
@@ -176,6 +177,11 @@ class Settings(BaseSettings):
     def logs_dir(self) -> Path:
         """Logs of the servers and workers."""
         return self.home / "logs"
+
+    @property
+    def login_path(self) -> Path:
+        """`user:password` of the servers of `tlp up`, for their owner's eyes."""
+        return self.home / "login"
 
     @property
     def artifacts_dir(self) -> Path:

@@ -25,7 +25,7 @@ import tenacity
 
 import tlp
 from storage import canonical_json
-from tlp.core import processes
+from tlp.core import processes, secrets
 from tlp.core.errors import NotFoundError, RegistryError, RegistryUnavailableError, TlpError
 from tlp.core.registry import RunRecord
 from tlp.core.settings import Settings
@@ -63,6 +63,7 @@ _NO_ANSWER: Final = re.compile(
     r"|API request to .* failed with exception|RemoteDisconnected|\b50[234]\b",
     re.DOTALL,
 )
+_REFUSED: Final = re.compile(r"error code 40[13]\b|\b40[13] Client Error")
 _STORAGE: Final = re.compile(
     r"unable to open database file|readonly database|disk is full|not a database|disk I/O error|malformed|is locked"
 )
@@ -86,10 +87,15 @@ def import_mlflow(name: str = "mlflow") -> Any:
     return module
 
 
-def shown(uri: str) -> str:
-    """The URI without a password."""
-    parts = urlsplit(uri)
-    return uri.replace(f"{parts.username}:{parts.password}@", "***@") if parts.password else uri
+def address(settings: Settings) -> str:
+    """The URI in force without its login, which MLflow's client is told apart: its messages repeat the URI."""
+    uri = settings.mlflow_tracking_uri
+    if not _is_http(uri):
+        return uri
+    uri, login = secrets.split_login(uri)
+    if login is not None:
+        os.environ["MLFLOW_TRACKING_USERNAME"], _, os.environ["MLFLOW_TRACKING_PASSWORD"] = login.partition(":")
+    return uri
 
 
 def _is_http(uri: str) -> bool:
@@ -107,7 +113,7 @@ def open_client(settings: Settings) -> MlflowClient:
     Raises RegistryError: the file cannot be made, read or written, or is no MLflow database of this release.
     """
     mlflow = import_mlflow()
-    uri = settings.mlflow_tracking_uri
+    uri = address(settings)
     with map_mlflow_errors("opening the registry", uri=uri):
         path = database_path(uri)
         if path is not None:
@@ -198,7 +204,7 @@ def map_mlflow_errors(doing: str, *, uri: str) -> Iterator[None]:
 def _unavailable(doing: str, uri: str) -> RegistryUnavailableError:
     local = urlsplit(uri).hostname in ("127.0.0.1", "localhost", "::1")
     return RegistryUnavailableError(
-        f"MLflow at {shown(uri)} does not answer ({doing})", next_command="tlp up" if local else "tlp doctor"
+        f"MLflow at {secrets.mask(uri)} does not answer ({doing})", next_command="tlp up" if local else "tlp doctor"
     )
 
 
@@ -209,13 +215,17 @@ def _translate(exc: Exception, doing: str, uri: str) -> TlpError:
         return NotFoundError(f"{doing}: {line}", next_command="tlp model list")
     if _is_http(uri) and _NO_ANSWER.search(text):
         return _unavailable(doing, uri)
+    if _is_http(uri) and _REFUSED.search(text):
+        variables = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or TLP_MLFLOW_URI=http://user:password@host"
+        what = f"MLflow at {secrets.mask(uri)} refuses the user or the password ({variables})"
+        return RegistryError(what, next_command="export MLFLOW_TRACKING_USERNAME=… MLFLOW_TRACKING_PASSWORD=…")
     if "out-of-date database schema" in text:
         return RegistryError(
-            f"{shown(uri)} was written by another release of MLflow than the one installed ({line})",
-            next_command=f"mlflow db upgrade {shown(uri)}",
+            f"{secrets.mask(uri)} was written by another release of MLflow than the one installed ({line})",
+            next_command=f"mlflow db upgrade {secrets.mask(uri)}",
         )
     if problem := _STORAGE.search(text):
-        return RegistryError(f"{doing}: {shown(uri)}: {problem.group(0)}", next_command="tlp doctor")
+        return RegistryError(f"{doing}: {secrets.mask(uri)}: {problem.group(0)}", next_command="tlp doctor")
     return RegistryError(f"{doing}: {line}", next_command="tlp doctor")
 
 

@@ -12,6 +12,7 @@ import filelock
 import httpx
 
 from storage import Actor, MeasurementStore, ModelEvent, RoundQuality, open_store
+from tlp.core import secrets
 from tlp.core.errors import BusyError, InvalidInputError
 from tlp.core.registry import CHAMPION, ModelRegistry, ModelVersion, ResolvedModel, Submission, pin_alias
 from tlp.core.settings import Settings
@@ -265,7 +266,7 @@ def models_at(store: MeasurementStore, server: str | None) -> tuple[list[dict[st
     try:
         answer = door.ask_server(server, [kind.prefix for kind in KINDS.values()])
     except (httpx.HTTPError, ValueError, KeyError) as exc:
-        why = f"the registry at {door.shown(server)} cannot be read ({type(exc).__name__}): tlp doctor"
+        why = f"the registry at {secrets.mask(server)} cannot be read ({type(exc).__name__}): tlp doctor"
         return [row | {"versions": None} for row in moves.recorded_models(store)], why
     return [moves.model_row(name, aliases, count) for name, (count, aliases) in sorted(answer.items())], None
 

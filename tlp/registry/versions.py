@@ -172,7 +172,7 @@ def _moved(path: Path, settings: Settings) -> Path:
 
 def _downloaded(settings: Settings, uri: str, model: str, version: int) -> Path:
     """A version never changes, so one copy per artifact location serves all; it appears whole or not at all."""
-    tracking: Any = settings.mlflow_tracking_uri
+    tracking: Any = door.address(settings)
     final = settings.cache_dir / "models" / f"{model}-{version}-{stable_id(tracking, uri)[:12]}"
     if final.is_dir():
         return final

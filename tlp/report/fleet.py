@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from rich.console import RenderableType
@@ -118,10 +119,11 @@ def checks(rows: Sequence[Row]) -> list[RenderableType]:
     return [table("doctor", numbered, _CHECKS), verdict]
 
 
-def services(report: Row) -> list[RenderableType]:
-    """The answer of `tlp up`."""
+def services(report: Row, login: Path) -> list[RenderableType]:
+    """The answer of `tlp up`; `login`: the file that holds it."""
     rows = [{"name": name, **service} for name, service in report.items()]
-    return [table("services", rows, _SERVICES), "next: tlp deploy; stop: tlp down"]
+    opening = f"to open the pages: cat {login} (MLflow asks for user and password, Prefect for the whole line)"
+    return [table("services", rows, _SERVICES), opening, "next: tlp deploy; stop: tlp down"]
 
 
 def deployments(report: Row) -> list[RenderableType]:

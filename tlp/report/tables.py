@@ -10,6 +10,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from tlp.core.secrets import mask
+
 Row = Mapping[str, Any]
 Columns = Sequence[str | tuple[str, str | Callable[[Row], Any]]]
 """A key of the rows, which is the heading too; or a heading with the key or the function that gives the value."""
@@ -98,5 +100,5 @@ def _cell(value: Any, short: bool) -> Text:
     if isinstance(value, Text):
         return value
     if short:
-        return Text(" ".join(plain(value).split()), no_wrap=True, overflow="ellipsis")
-    return Text(plain(value))  # a plain string would be read as markup
+        return Text(" ".join(mask(plain(value)).split()), no_wrap=True, overflow="ellipsis")
+    return Text(mask(plain(value)))  # a plain string would be read as markup

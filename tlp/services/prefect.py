@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import socket
 import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import httpx
 
+from tlp.core import secrets
 from tlp.core.settings import Settings
-from tlp.services.contract import WILDCARDS, Command, ServiceKind, ServicesView, reachable_host
+from tlp.services.contract import Command, ServiceKind, ServicesView, behind_door, reachable_host, settings_env
 
 POOL: Final = "tlp"  # the process work pool of the deployments
 WORKER_LIMIT: Final = 4  # flow runs at once; what may not run together is kept apart by the devices' locks
@@ -22,10 +26,21 @@ def prefect_env(settings: Settings) -> dict[str, str]:
     return {"PREFECT_HOME": str(settings.prefect_dir), "DO_NOT_TRACK": "true", **off}
 
 
-def settings_env(settings: Settings) -> dict[str, str]:
-    """The settings in force as variables, for children."""
-    given = {name: getattr(settings, name) for name in settings.model_fields_set | {"home"}}
-    return {f"TLP_{name.upper()}": str(value) for name, value in given.items() if value is not None}
+def client_env(api_url: str) -> dict[str, str]:
+    """Variables by which Prefect's client reaches that API, whose address may carry a login."""
+    bare, login = secrets.split_login(api_url)
+    return {"PREFECT_API_URL": bare} | ({} if login is None else {"PREFECT_API_AUTH_STRING": login})
+
+
+@contextmanager
+def api(url: str, timeout_s: float = _TIMEOUT_S) -> Iterator[httpx.Client]:
+    """A client of that Prefect API, whose address may carry a login; it has a token against forged requests."""
+    client_id = str(uuid.uuid4())
+    with httpx.Client(base_url=url, timeout=timeout_s, trust_env=False) as client:
+        answer = client.get("/csrf-token", params={"client": client_id})
+        if answer.is_success:  # else the server asks for none, or says at the next request what is wrong
+            client.headers.update({"Prefect-Csrf-Client": client_id, "Prefect-Csrf-Token": answer.json()["token"]})
+        yield client
 
 
 def workers_online(client: httpx.Client) -> int:
@@ -35,36 +50,38 @@ def workers_online(client: httpx.Client) -> int:
 
 
 def _server(settings: Settings, port: int, _view: ServicesView) -> Command:
-    host = settings.bind_host
-    # `--port` alone leaves the page asking port 4200: it takes the API's address from this variable.
+    own = f"http://{reachable_host(settings.bind_host)}:{port}"
     env = prefect_env(settings) | {
-        "PREFECT_API_URL": f"http://{reachable_host(host)}:{port}/api",
+        "PREFECT_API_URL": f"{own}/api",
+        "PREFECT_UI_API_URL": "/api",  # of whatever name the page was opened by
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": own,
+        "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
+        "PREFECT__SERVER_FINAL": "1",
         # Slots of concurrency limits kept in memory are lost with the server and then never come back.
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
         # One transaction per event makes SQLite refuse the next flow's start (HTTP 503, 2 s of waiting).
         "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
         "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
     }
-    if host in WILDCARDS:
-        env["PREFECT_UI_API_URL"] = f"http://{socket.getfqdn()}:{port}/api"
-    return [sys.executable, "-m", "prefect", "--no-prompt", "server", "start", "--host", host, "--port", str(port)], env
+    argv, own_settings = behind_door("prefect_app", settings, port)
+    return argv, env | own_settings
 
 
 def _worker(settings: Settings, _port: int, view: ServicesView) -> Command:
     """It makes its pool if it is not there."""
     env = prefect_env(settings) | settings_env(settings)
-    env |= {"PREFECT_API_URL": str(view.prefect_api_url), "PREFECT_WORKER_QUERY_SECONDS": "5"}
+    env |= client_env(str(view.prefect_api_url)) | {"PREFECT_WORKER_QUERY_SECONDS": "5"}
     argv = [sys.executable, "-m", "prefect", "--no-prompt", "worker", "start", "--pool", POOL, "--type", "process"]
     return [*argv, "--name", f"tlp-{socket.gethostname()}", "--limit", str(WORKER_LIMIT)], env
 
 
 def _is_online(view: ServicesView) -> bool:
     try:
-        with httpx.Client(base_url=str(view.prefect_api_url), timeout=_TIMEOUT_S, trust_env=False) as client:
+        with api(str(view.prefect_api_url)) as client:
             return workers_online(client) > 0
     except (httpx.HTTPError, ValueError):
         return False
 
 
-PREFECT = ServiceKind("prefect", _server, port="prefect_port", health="api/health")
+PREFECT = ServiceKind("prefect", _server, port="prefect_port", health="api/health", guarded="api/admin/version")
 WORKER = ServiceKind("worker", _worker, ready=_is_online)

@@ -16,6 +16,7 @@ import httpx
 import psutil
 
 from tlp.core import processes as core_processes
+from tlp.core import secrets
 from tlp.core.errors import ServiceError, UserError
 from tlp.services.contract import Command, Service, reachable_host
 
@@ -66,7 +67,7 @@ def start(name: str, command: Command, *, log: Path, cwd: Path, host: str | None
     cwd.mkdir(parents=True, exist_ok=True)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     with log.open("ab") as out:
-        out.write(f"--- {now} {' '.join(argv)}\n".encode())
+        out.write(f"--- {now} {secrets.mask(' '.join(argv))}\n".encode())
         out.flush()
         process = subprocess.Popen(
             argv,

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import httpx
 
-from tlp.services.prefect import POOL, WORKER_LIMIT, workers_online
+from tlp.core import secrets
+from tlp.services.prefect import POOL, WORKER_LIMIT, api, workers_online
 
 LATE_AFTER: Final = timedelta(seconds=60)  # a worker asks every 5 s and needs seconds to start a process
 _TIMEOUT_S: Final = 3.0
@@ -83,12 +84,12 @@ def ask(api_url: str, now: datetime) -> Schedules | None:
     late = {"state": {"name": {"any_": _WAITING}}, "expected_start_time": before}
     running = {"state": {"type": {"any_": ["RUNNING"]}}}
     try:
-        with httpx.Client(base_url=api_url, timeout=_TIMEOUT_S, trust_env=False) as client:
+        with api(api_url, _TIMEOUT_S) as client:
             pool = client.get(f"/work_pools/{POOL}")
             if pool.status_code == httpx.codes.NOT_FOUND:
                 return None
             return Schedules(
-                page=api_url.removesuffix("/").removesuffix("/api"),
+                page=secrets.split_login(api_url)[0].removesuffix("/").removesuffix("/api"),
                 now=now,
                 deployments=_rows(client, "/deployments/filter", of_pool),
                 late=_rows(client, "/flow_runs/filter", ordered | {"flow_runs": late}),

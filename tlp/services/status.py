@@ -35,7 +35,7 @@ def collect(fleet: Fleet) -> dict[str, Any]:
     now = datetime.now(UTC)
     devices = fleet.store.list_devices()
     services = look(fleet.settings)
-    models, registry_warning = models_at(fleet.store, services.url("mlflow"))
+    models, registry_warning = models_at(fleet.store, services.address("mlflow"))
     rows = _device_rows(fleet, devices, models)
     running = fleet.store.list_runs(state=RunState.RUNNING)
     handed_in = landing.summary(fleet.settings)
@@ -60,7 +60,7 @@ def collect(fleet: Fleet) -> dict[str, Any]:
 def device_detail(fleet: Fleet, name: str) -> dict[str, Any]:
     """One device of `collect` with `target`, `facts`, `endpoint`, `noise_floor` and `history`. Raises NotFoundError."""
     device = fleet.store.get_device(name)
-    models, _ = models_at(fleet.store, look(fleet.settings).url("mlflow"))
+    models, _ = models_at(fleet.store, look(fleet.settings).address("mlflow"))
     (row,) = _device_rows(fleet, [device], models)
     history = [_fields(event, "at", "state", "reason") for event in fleet.store.device_events(name)]
     more = _fields(device, "target", "facts", "endpoint", "enrolled_at")

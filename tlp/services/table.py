@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from tlp.core import files
+from tlp.core import files, secrets
 from tlp.core.settings import Settings
 from tlp.services.contract import Service, ServiceKind, ServicesView
 from tlp.services.mlflow import MLFLOW
@@ -40,12 +40,19 @@ def look(settings: Settings) -> ServicesView:
     except (FileNotFoundError, ValidationError):
         services = []
     external = {kind.name: url for kind in SERVICES if (url := kind.external(settings))}
-    return ServicesView(_in_order(services), external)
+    return ServicesView(_in_order(services), external, secrets.read_login(settings.login_path))
 
 
 def prefect_apis(settings: Settings) -> list[str]:
-    """Where the Prefect API may be, the first one counts: PREFECT_API_URL, else the server of `tlp up` if it is up."""
-    return [url for url in (os.environ.get("PREFECT_API_URL"), look(settings).prefect_api_url) if url]
+    """Where the Prefect API may be, the first one counts: PREFECT_API_URL, else the server of `tlp up` if it is up.
+
+    The addresses carry the login: PREFECT_API_AUTH_STRING, and that of this home for its own server.
+    """
+    own, given = look(settings).prefect_api_url, os.environ.get("PREFECT_API_URL")
+    if given and own and given.rstrip("/") == secrets.split_login(own)[0]:
+        return [own]
+    login = os.environ.get("PREFECT_API_AUTH_STRING")
+    return [url for url in (given and secrets.with_login(given, login), own) if url]
 
 
 def write(settings: Settings, services: Iterable[Service]) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
 import filelock
 
+from tlp.core import secrets
 from tlp.core.errors import BusyError
 from tlp.core.processes import owned_command
 from tlp.core.settings import Settings
@@ -110,7 +112,8 @@ class _Launch:
         self._begun = datetime.now(UTC)
         self._own: list[Service] = []
         view = look(settings)
-        self.view = ServicesView(tuple(service for service in view.services if service.alive), view.external)
+        alive = tuple(service for service in view.services if service.alive)
+        self.view = replace(view, services=alive, login=secrets.make_login(settings.login_path))
 
     def missing(self, kinds: Collection[ServiceKind]) -> list[ServiceKind]:
         """Those of the kinds that neither are up nor somebody else's."""
@@ -132,7 +135,7 @@ class _Launch:
             port=port,
         )
         self._own.append(service)
-        self.view = ServicesView((*self.view.services, service), self.view.external)
+        self.view = replace(self.view, services=(*self.view.services, service))
 
     def wait(self, kinds: Collection[ServiceKind]) -> None:
         """Wait until all of these kinds are ready, and report each as soon as it is. Raises ServiceError."""
@@ -153,4 +156,4 @@ class _Launch:
         for service in reversed(self._own):
             processes.stop(service)
             self._report(service.name, "stopped")
-        self.view = ServicesView(tuple(s for s in self.view.services if s not in self._own), self.view.external)
+        self.view = replace(self.view, services=tuple(s for s in self.view.services if s not in self._own))

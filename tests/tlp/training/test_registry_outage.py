@@ -18,18 +18,19 @@ from tests.conftest import copy_template
 from tests.fleets import fleet_of
 from tests.tlp.training.crashing import DEVICE, FAMILY, Untrained
 from tests.tlp.training.steps import run_retrain
+from tlp.core import secrets
 from tlp.core.errors import RegistryUnavailableError
 from tlp.core.processes import owned_command
 from tlp.core.settings import Settings
 from tlp.registry import Registry, kept, versions
 from tlp.services import processes
-from tlp.services.contract import Service
-from tlp.services.mlflow import command
+from tlp.services.contract import Service, ServicesView
+from tlp.services.mlflow import MLFLOW
 from tlp.training.retrain import submit_kept
 
 
 def start_server(home: Settings, port: int) -> Service:
-    argv, env = command(home, port)
+    argv, env = MLFLOW.command(home, port, ServicesView(()))
     owned = owned_command(os.getpid(), argv), env
     log = home.logs_dir / "mlflow.log"
     return processes.start("mlflow", owned, log=log, cwd=home.home, host="127.0.0.1", port=port)
@@ -55,7 +56,8 @@ def test_a_server_that_dies_and_comes_back(
     Registry(direct).ensure()
     port = processes.free_port()
     first = start_server(direct, port)
-    served = direct.model_copy(update={"mlflow_uri": f"http://127.0.0.1:{port}", "registry_patience_s": 0.0})
+    uri = secrets.with_login(f"http://127.0.0.1:{port}", secrets.make_login(direct.login_path))
+    served = direct.model_copy(update={"mlflow_uri": uri, "registry_patience_s": 0.0})
     registry = Registry(served, fleet)
     strategy = Untrained(tmp_path / "trainings")
     try:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from tlp.core.errors import TlpError
 from tlp.core.next_steps import next_command
+from tlp.core.secrets import mask
 from tlp.services.doctor import fleet, installation, servers
 from tlp.services.doctor.installation import REINSTALL, Home, SkippedError
 from tlp.services.table import SERVICES
@@ -33,6 +34,7 @@ CHECKS: Final[dict[str, Check]] = {
     "registry": servers.registry,
     "aliases": servers.aliases,
     **{f"{kind.name} server" if kind.port else kind.name: partial(servers.service, kind) for kind in SERVICES},
+    "login": servers.login,
     "schedules": servers.schedules,
     "runs": fleet.dead_runs,
     "locks": fleet.locks,
@@ -57,4 +59,4 @@ def run_check(name: str, home: Home) -> dict[str, Any]:
         status, detail, fix = "fail", exc.message, next_command(exc) or REINSTALL
     except Exception as exc:  # noqa: BLE001  a check that breaks is a finding, and the others must run
         status, detail, fix = "fail", f"{type(exc).__name__}: {exc}", REINSTALL
-    return {"check": name, "status": status, "detail": detail, "fix": fix}
+    return {"check": name, "status": status, "detail": mask(detail), "fix": fix and mask(fix)}

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from tlp.core import secrets
 from tlp.core.errors import InvalidInputError, RegistryError, ServiceError
 from tlp.registry import CHAMPION, Registry, pin_alias, recorded_models
 from tlp.services import processes
@@ -18,7 +19,7 @@ _HTTP_TIMEOUT_S = 5.0
 
 
 def service(kind: ServiceKind, home: Home) -> str:
-    """A service that was started is there, and answers if it listens."""
+    """A service that was started is there, answers if it listens, and asks for the password of this home."""
     view = look(home.settings)
     started = next((service for service in view.services if service.name == kind.name), None)
     url = view.url(kind.name)
@@ -30,7 +31,23 @@ def service(kind: ServiceKind, home: Home) -> str:
         return f"process {started.pid}"
     if not processes.answers(f"{url}/{kind.health}", _HTTP_TIMEOUT_S):
         raise ServiceError(f"{url} does not answer", next_command="tlp down && tlp up")
+    if kind.name in view.external:
+        return str(url)  # what it asks for is somebody else's business
+    if processes.answers(f"{url}/{kind.guarded}", _HTTP_TIMEOUT_S):
+        raise ServiceError(f"{url} answers without a password", next_command="tlp down && tlp up")
+    if not processes.answers(f"{view.address(kind.name)}/{kind.guarded}", _HTTP_TIMEOUT_S):
+        raise ServiceError(f"{url} refuses the login of this home", next_command="tlp down && tlp up")
     return str(url)
+
+
+def login(home: Home) -> str:
+    """The file with the servers' password is its owner's alone."""
+    path = home.settings.login_path
+    if secrets.read_login(path) is None:
+        raise SkippedError("there is none yet: tlp up")
+    if not secrets.is_private(path):
+        raise InvalidInputError(f"others may read {path}", next_command=f"tlp down && rm {path} && tlp up")
+    return f"{path}, mode 600"
 
 
 def schedules(home: Home) -> str:
@@ -56,7 +73,7 @@ def registry(home: Home) -> str:
     except RegistryError as exc:
         raise InvalidInputError(exc.message, next_command="tlp up") from exc
     champions = ", ".join(f"{row['name']} champion {row['champion_version'] or 'none'}" for row in rows)
-    return f"{home.settings.mlflow_tracking_uri}: {champions or 'no models yet'}"
+    return f"{secrets.mask(home.settings.mlflow_tracking_uri)}: {champions or 'no models yet'}"
 
 
 def aliases(home: Home) -> str:
