@@ -84,12 +84,12 @@ def make(name: str, device: str, recipe: Recipe | None) -> Strategy:
     return JointStrategy() if name in (SCRATCH, JOINT) else IncrementalStrategy(name, [device], recipe=recipe)
 
 
-def data(store: DuckDBStore, devices: Sequence[str], held: Sequence[str], programs: int) -> list[Dataset]:
+def data(store: DuckDBStore, devices: Sequence[str], holdout: Sequence[str], programs: int) -> list[Dataset]:
     """One per stage, the vocabulary growing; at most `programs` programs per workload (0: all) of each device."""
     made: list[Dataset] = []
     for count in range(1, len(devices) + 1):
         words = made[-1].vocabulary if made else None
-        made.append(build_dataset(store, sorted(devices[:count]), holdout=held, vocabulary=words))
+        made.append(build_dataset(store, sorted(devices[:count]), holdout=holdout, vocabulary=words))
     return [few(whole, programs) if programs else whole for whole in made]
 
 
@@ -144,7 +144,7 @@ def options(seed: int) -> TrainOptions:
 
 def score(store: DuckDBStore, model: Checkpoint, devices: Sequence[str], scored: Sequence[str]) -> dict[str, float]:
     report = evaluate(store, devices, {"m": CheckpointScorer(model, threads=1)}, holdout=choose_holdout(store, scored))
-    return {device: found["m"].top(1) for device, found in report.devices.items()}
+    return {device: results["m"].top(1) for device, results in report.devices.items()}
 
 
 def mean_of(runs: Sequence[Sequence[Stage]], devices: Sequence[str]) -> dict[str, Any]:
@@ -203,23 +203,23 @@ def stream(
     store: DuckDBStore, devices: Sequence[str], names: Sequence[str], seeds: Sequence[int], programs: int
 ) -> Iterator[dict[str, Any]]:
     """Each strategy with each seed on the held-out networks: `strategy, seed, devices, programs, stages`."""
-    held = [n.name for n in store.list_networks() if n.holdout]
-    datasets = data(store, devices, held, programs)
+    holdout = [n.name for n in store.list_networks() if n.holdout]
+    datasets = data(store, devices, holdout, programs)
     for seed in seeds:
-        model, first = start(store, datasets[0], devices[0], seed, held)
+        model, first = start(store, datasets[0], devices[0], seed, holdout)
         for name in names:
-            done = [first, *stages(store, datasets, devices, name, seed, model, held)]
+            done = [first, *stages(store, datasets, devices, name, seed, model, holdout)]
             row = {"strategy": name, "seed": seed, "devices": list(devices), "programs": programs}
-            yield row | {"stages": [asdict(one) for one in done]}
+            yield row | {"stages": [asdict(stage) for stage in done]}
 
 
 def tables(rows: Sequence[dict[str, Any]], say: Callable[[str], None]) -> dict[str, Any]:
     """What `stream` found, printed strategy by strategy."""
     runs: dict[str, list[list[Stage]]] = {}
     for row in rows:
-        runs.setdefault(row["strategy"], []).append([Stage(**one) for one in row["stages"]])
+        runs.setdefault(row["strategy"], []).append([Stage(**stage) for stage in row["stages"]])
     devices = rows[0]["devices"]
-    results = {name: mean_of(found, devices) for name, found in runs.items()}
+    results = {name: mean_of(rounds, devices) for name, rounds in runs.items()}
     for name, result in results.items():
         if JOINT in results and name != JOINT:
             result["of_joint"] = compare(result, results[JOINT])
@@ -273,9 +273,9 @@ def choose(
                 print(f"fold {fold} seed {seed} {label:30s} {cells} {last.seconds:6.1f}", file=sys.stderr, flush=True)
     say(f"{'after ' + devices[-1]:32s}" + "".join(f"{d:>12s}" for d in devices) + f"{'mean':>9s}{'CPU s':>9s}")
     results = []
-    for label, found in rows.items():
-        top1 = {d: statistics.fmean(stage.top1[d] for stage in found) for d in devices}
-        seconds = statistics.fmean(stage.seconds for stage in found)
+    for label, trained in rows.items():
+        top1 = {d: statistics.fmean(stage.top1[d] for stage in trained) for d in devices}
+        seconds = statistics.fmean(stage.seconds for stage in trained)
         mean = statistics.fmean(top1.values())
         results.append({"choice": label, "devices": top1, "mean": mean, "seconds": seconds})
         say(f"{label:32s}" + "".join(f"{v:12.3f}" for v in top1.values()) + f"{mean:9.3f}{seconds:9.1f}")

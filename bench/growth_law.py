@@ -189,11 +189,11 @@ def _sizes(sketch: Sketch, parents: _Matrix) -> Iterator[int]:
 
 def _primes(number: int) -> list[int]:
     """Prime factors, smallest first."""
-    found = []
+    divisors = []
     divisor = 2
     while divisor * divisor <= number:
         while number % divisor == 0:
-            found.append(divisor)
+            divisors.append(divisor)
             number //= divisor
         divisor += 1
-    return found + ([number] if number > 1 else [])
+    return divisors + ([number] if number > 1 else [])

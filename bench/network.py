@@ -62,20 +62,20 @@ def tuned(name: str, case: str, target: Mapping[str, Any], scorer: Any, trials: 
         )
         report = tune(fleet_of(settings, store), request, model=model, runner=runner)
     seconds = time.perf_counter() - began
-    found = best(fleet_of(settings, store), network=name, device="bench", out=home / case)
+    tuned = best(fleet_of(settings, store), network=name, device="bench", out=home / case)
     return {
         "network": name,
         "case": case,
         "trials": report.trials,
         "failed": report.failed,
         "tune_seconds": seconds,
-        "latency_s": found.measured_latency_s,
-        "estimate_s": found.estimated_latency_s,
-        "untuned_s": found.untuned_latency_s,
-        "torch_s": found.torch_latency_s,
-        "max_abs_error": found.max_abs_error,
-        "tuned_tasks": found.tuned_tasks,
-        "tasks": found.tasks,
+        "latency_s": tuned.measured_latency_s,
+        "estimate_s": tuned.estimated_latency_s,
+        "untuned_s": tuned.untuned_latency_s,
+        "torch_s": tuned.torch_latency_s,
+        "max_abs_error": tuned.max_abs_error,
+        "tuned_tasks": tuned.tuned_tasks,
+        "tasks": tuned.tasks,
     }
 
 
@@ -110,8 +110,8 @@ def show(rows: list[Row], console: Console) -> None:
     by_network: dict[str, list[Row]] = {}
     for row in rows:
         by_network.setdefault(row["network"], []).append(row)
-    for network, found in by_network.items():
-        plain = [row for row in found if "untuned_s" in row]
+    for network, rows in by_network.items():
+        plain = [row for row in rows if "untuned_s" in row]
         untuned = statistics.median(row["untuned_s"] for row in plain)
         for row in plain:
             done = f"{row['tuned_tasks']}/{row['tasks']}"
@@ -126,7 +126,7 @@ def show(rows: list[Row], console: Console) -> None:
             )
         add(network, "untuned", untuned, untuned)
         add(network, "torch, eager", statistics.median(row["torch_s"] for row in plain), untuned)
-        for row in found:
+        for row in rows:
             if row["case"] == "torch.compile":
                 add(network, "torch.compile", row["latency_s"], untuned)
     console.print(table)

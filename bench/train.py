@@ -100,19 +100,19 @@ class Product:
 
 def products(run: TrainingRun, features: Tensor) -> list[Product]:
     """What the network's linear layers multiply for these programs, seen while it scores them."""
-    found: list[Product] = []
+    seen: list[Product] = []
 
     def see(layer: nn.Module, inputs: tuple[Tensor, ...], _: Tensor) -> None:
         assert isinstance(layer, nn.Linear)
         rows = inputs[0].numel() // layer.in_features
-        found.append(Product(rows, layer.in_features, layer.out_features, inputs[0].requires_grad))
+        seen.append(Product(rows, layer.in_features, layer.out_features, inputs[0].requires_grad))
 
     linear = [module for module in run.network.modules() if isinstance(module, nn.Linear)]
     hooks = [layer.register_forward_hook(see) for layer in linear]
     run.network(features)
     for hook in hooks:
         hook.remove()
-    return found
+    return seen
 
 
 def attention_flop(run: TrainingRun, rows: int, programs: int) -> float:
@@ -143,12 +143,12 @@ class Peer:
 
     def _part(self, part: int, work: Sequence[Product]) -> None:
         torch.set_num_threads(self._inner)
-        for one in work:
-            rows, ins, outs = one.rows // self._parts, one.ins, one.outs
+        for product in work:
+            rows, ins, outs = product.rows // self._parts, product.ins, product.outs
             x, dy = self._x[part, : rows * ins].view(rows, ins), self._dy[part, : rows * outs].view(rows, outs)
             weight = self._w[part, : ins * outs].view(outs, ins)
             _ = x @ weight.T, dy.T @ x
-            if one.needs_input_gradient:
+            if product.needs_input_gradient:
                 _ = dy @ weight
 
 
@@ -173,8 +173,12 @@ def measure(made: Dataset, options: TrainOptions, steps: int) -> dict[str, Any]:
     chosen = [next(batches) for _ in range(WARM_UP + steps)]
     work = [products(run, torch.from_numpy(made.features(np.concatenate(lists))).to(device)) for lists in chosen]
     counts = [sum(map(len, lists)) for lists in chosen]
-    rows = [max(one.rows for one in each) for each in work]  # rows in use: what the trunk's layers see
-    most = max(max(one.rows * max(one.ins, one.outs), one.ins * one.outs) for each in work for one in each)
+    rows = [max(product.rows for product in each) for each in work]  # rows in use: what the trunk's layers see
+    most = max(
+        max(product.rows * max(product.ins, product.outs), product.ins * product.outs)
+        for each in work
+        for product in each
+    )
     threads = options.threads
     parts = {1, min(threads, options.batch_lists)} if device.type == "cpu" else {1}
     peers = {n: Peer(most, device, threads, n) for n in sorted(parts)}
@@ -182,7 +186,7 @@ def measure(made: Dataset, options: TrainOptions, steps: int) -> dict[str, Any]:
     for number, (lists, each) in enumerate(zip(chosen, work, strict=True)):
         if number == WARM_UP:
             ours, rivals = Clock(), {n: Clock() for n in peers}
-        flop = sum(one.flop for one in each)
+        flop = sum(product.flop for product in each)
         with run.open():
             attention = attention_flop(run, rows[number], counts[number])
             ours.run(lambda lists=lists: run.step(lists), flop + attention, device)
@@ -253,7 +257,7 @@ def variants(made: Dataset, options: TrainOptions, steps: int) -> dict[str, floa
     """Programs per processor second, one thread, of the trainer as it is, under bf16 autocast and compiled."""
     torch._logging.set_logs(dynamo=logging.CRITICAL, inductor=logging.CRITICAL)
     warnings.simplefilter("ignore")  # graph breaks are expected: rows in use are selected by a mask
-    found: dict[str, float] = {}
+    results: dict[str, float] = {}
     for name in ("as it is", "bf16 autocast", "torch.compile"):
         run = make_run(made, replace(options, threads=1))
         forward = run.network.forward
@@ -275,8 +279,8 @@ def variants(made: Dataset, options: TrainOptions, steps: int) -> dict[str, floa
                 lists = next(batches)
                 run.step(lists)
                 programs += sum(map(len, lists))
-            found[name] = programs / (time.process_time() - began)
-    return found
+            results[name] = programs / (time.process_time() - began)
+    return results
 
 
 def bench(args: argparse.Namespace) -> dict[str, Any]:

@@ -354,12 +354,12 @@ def _insert_programs(con: Connection) -> None:
         ORDER BY f.program_no LIMIT 1
         """
     ).fetchall()
-    for program_id, sketch_id, known, same_workload, found, width in rows:
+    for program_id, sketch_id, known, same_workload, given, width in rows:
         if not known:
             raise InvalidInputError(f"program {program_id} has the unknown sketch {sketch_id}")
         if not same_workload:
             raise InvalidInputError(f"program {program_id} and its sketch {sketch_id} name different workloads")
-        raise InvalidInputError(f"program {program_id} has {found} decisions, its sketch {sketch_id} takes {width}")
+        raise InvalidInputError(f"program {program_id} has {given} decisions, its sketch {sketch_id} takes {width}")
     con.execute("INSERT INTO programs SELECT * FROM fresh")
     con.execute("INSERT INTO numbered SELECT program_id, program_no FROM fresh")
 

@@ -81,7 +81,7 @@ def evaluate_version(
     report: dict[str, Any] = {
         "devices": {},
         "watermark": mark,
-        "models": {found.model: str(found.version) for found, _ in resolved.values()},
+        "models": {version.model: str(version.version) for version, _ in resolved.values()},
         "skipped": skipped,
         "notes": [],
         "left_out": {},
@@ -89,12 +89,12 @@ def evaluate_version(
         "plot": None,
     }
     results: dict[str, dict[str, PredictorResult]] = {}
-    for name, (found, checkpoint) in resolved.items():
+    for name, (version, checkpoint) in resolved.items():
         devices = [device for device in measured if key_of[device.name] == name]
         beside: dict[str, Scorer] = {}
         for kind in (name for name in baselines if BASELINES[name].is_promoted):
             beside |= _promoted(fleet, kind, name, report)
-        results |= _evaluate_model(fleet, found, checkpoint, devices, baselines, report, beside)
+        results |= _evaluate_model(fleet, version, checkpoint, devices, baselines, report, beside)
     if not results:
         raise InvalidInputError(
             "no held-out network has measured programs, at least two per task are needed",
@@ -147,8 +147,8 @@ def _resolve(
     missing: dict[str, NotFoundError | ModelFormatError] = {}
     for name in families:
         try:
-            found = registry.resolve(name, ref=ref)
-            resolved[name] = found, Checkpoint.load(found.checkpoint_dir)
+            version = registry.resolve(name, ref=ref)
+            resolved[name] = version, Checkpoint.load(version.checkpoint_dir)
         except (NotFoundError, ModelFormatError) as exc:
             missing[name] = exc
     if not resolved:
@@ -192,7 +192,7 @@ def _evaluate_model(
         report["notes"].append(
             f"{resolved.model}: {', '.join(seen)} was not held out when version {resolved.version} was trained"
         )
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     # Baselines are trained only where there is something to rank.
     for name in evaluate(
         fleet.store, [d.name for d in devices], {}, watermark=mark, holdout=holdout, language=language
@@ -214,8 +214,8 @@ def _evaluate_model(
             made.leave_out_features(f"{name}: TVM can replay no two programs of any held-out task")
             scorers = {PREDICTOR: version, **beside} | made.scorers
             ranked = evaluate(fleet.store, [name], scorers, watermark=mark, holdout=holdout, language=language).devices
-        found |= ranked
+        results |= ranked
         report["notes"] += made.notes
         report["left_out"] |= {name: len(made.exclude)} if made.exclude else {}
         report["trained"] |= {name: made.facts} if made.facts else {}
-    return found
+    return results

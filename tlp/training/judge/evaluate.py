@@ -205,8 +205,8 @@ def evaluate(
         InvalidInputError: a scorer cannot score a device, or returns a score that is not finite.
     """
     mark = store.watermark() if watermark is None else watermark
-    held = holdout or choose_holdout(store, language=language)
-    ids = sorted(held.workload_ids)
+    chosen = holdout or choose_holdout(store, language=language)
+    ids = sorted(chosen.workload_ids)
     sketches = {s.sketch_id: s for s in store.get_sketches(workload_ids=ids) if s.language == language} if ids else {}
     results: dict[str, dict[str, PredictorResult]] = {}
     for device in rows_of(store, devices):
@@ -216,7 +216,7 @@ def evaluate(
         best = {RANDOM: {w: expected_best(group["latency_s"].to_numpy()) for w, group in groups.items()}}
         for label, scorer in scorers.items():
             best[label] = {w: _best_of(scorer, label, device, group, sketches) for w, group in groups.items()}
-        results[device.name] = {label: _result(held, groups, rows, label == RANDOM) for label, rows in best.items()}
+        results[device.name] = {label: _result(chosen, groups, rows, label == RANDOM) for label, rows in best.items()}
     return EvaluationReport(results, mark)
 
 
@@ -254,7 +254,7 @@ def _best_of(
 
 
 def _result(
-    held: Holdout, groups: Mapping[str, pl.DataFrame], best: Mapping[str, tuple[float, ...]], keep_latencies: bool
+    holdout: Holdout, groups: Mapping[str, pl.DataFrame], best: Mapping[str, tuple[float, ...]], keep_latencies: bool
 ) -> PredictorResult:
     tasks = [
         TaskResult(
@@ -266,7 +266,7 @@ def _result(
             best_latency_s=best[workload],
             latencies_s=tuple(groups[workload]["latency_s"].sort().to_list()) if keep_latencies else (),
         )
-        for network, weights in sorted(held.weights.items())
+        for network, weights in sorted(holdout.weights.items())
         for workload, weight in sorted(weights.items())
         if workload in groups
     ]
