@@ -26,6 +26,7 @@ from tests.references import ansor_encoding, metaschedule_encoding
 from tlp.language import metaschedule_encoder as metaschedule
 from tlp.language.ansor import from_steps
 from tlp.language.ansor_encoder import CPU_VERSION, GPU_VERSION, LAYOUTS, AnsorEncoder
+from tlp.language.constants import bind_all
 from tlp.language.encoder import Encoder
 from tlp.language.vocabulary import Vocabulary
 
@@ -64,7 +65,7 @@ def ansor_programs(name: str) -> Groups:
 def starter_programs() -> Groups:
     store = DuckDBStore()
     import_parquet(store, Path(tlp.__file__).parent / "data" / "starter")
-    sketches = {sketch.sketch_id: sketch for sketch in store.get_sketches()}
+    sketches = bind_all(store.get_sketches(), store.list_devices()[0])
     groups: dict[Sketch, list[Any]] = {}
     for sketch_id, decisions in store.programs().select("sketch_id", "decisions").iter_rows():
         groups.setdefault(sketches[sketch_id], []).append(decisions)

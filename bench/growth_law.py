@@ -18,6 +18,7 @@ import polars as pl
 
 from storage import MeasurementState, MeasurementStore, Program, RunKind, RunState, Sketch
 from tlp.core.errors import InvalidInputError
+from tlp.language.constants import bind_all
 from tlp.language.sketch import LANGUAGE, DecisionKind, DecisionSlot, parse_sketch
 
 NOISE = 0.03  # relative spread of a measurement
@@ -45,12 +46,13 @@ class Growth:
         self._name = f"grown-{seed}-{store.watermark()}"
         self._count = 0
         frame = store.samples(devices=self._devices)
-        sketches = {s.sketch_id: s for s in store.get_sketches() if s.language == LANGUAGE}
-        frame = frame.filter(pl.col("sketch_id").is_in(list(sketches)))
+        known = [s for s in store.get_sketches() if s.language == LANGUAGE]
+        frame = frame.filter(pl.col("sketch_id").is_in([s.sketch_id for s in known]))
         if frame.height == 0:
             raise InvalidInputError(
                 f"{', '.join(devices)} have no samples to grow from", next_command="tlp import parquet FOLDER"
             )
+        sketches = bind_all(known, store.get_device(self._devices[0]))
         medians = frame.group_by("workload_id", "device").agg(pl.col("latency_s").median())
         self._medians = {(w, d): s for w, d, s in medians.iter_rows()}
         seen = frame.unique("program_id", maintain_order=True).sort("program_id")
@@ -89,7 +91,7 @@ class Growth:
 
     def _draw(self, sketch: Sketch, parents: _Matrix, count: int) -> _Matrix:
         """At most `count` different decision vectors of a sketch: `(n, D)`."""
-        slots = parse_sketch(sketch.instructions_json)[1]
+        slots = parse_sketch(sketch.text)[1]
         rows = parents[self._rng.integers(len(parents), size=2 * count)]
         for slot in slots:
             columns = slice(slot.start, slot.stop)
@@ -161,7 +163,7 @@ def smooth_factor(sketch: Sketch, decisions: _Matrix, level: int) -> npt.NDArray
         level: each has its own best innermost tile, 2^(2 + level).
     """
     penalty = np.zeros(len(decisions))
-    for slot in parse_sketch(sketch.instructions_json)[1]:
+    for slot in parse_sketch(sketch.text)[1]:
         values = decisions[:, slot.start : slot.stop]
         if slot.kind is DecisionKind.CATEGORICAL:
             penalty += 0.1 * np.abs(values[:, 0] - 1)
@@ -170,13 +172,13 @@ def smooth_factor(sketch: Sketch, decisions: _Matrix, level: int) -> npt.NDArray
         else:
             logs = np.log2(np.maximum(values, 1))
             penalty += 0.15 * np.abs(logs[:, -1] - (2 + level)) + 0.08 * np.abs(logs[:, 0] - 2)
-    factor: npt.NDArray[np.float64] = np.exp(penalty - 0.25 * len(parse_sketch(sketch.instructions_json)[1]))
+    factor: npt.NDArray[np.float64] = np.exp(penalty - 0.25 * len(parse_sketch(sketch.text)[1]))
     return factor
 
 
 def _sizes(sketch: Sketch, parents: _Matrix) -> Iterator[int]:
     """About how many choices each slot has."""
-    for slot in parse_sketch(sketch.instructions_json)[1]:
+    for slot in parse_sketch(sketch.text)[1]:
         if slot.kind is DecisionKind.CATEGORICAL:
             yield len(slot.candidates)
         elif slot.kind is DecisionKind.COMPUTE_LOCATION:

@@ -37,6 +37,7 @@ from storage import (
     export_parquet,
     stable_id,
 )
+from tlp.language.constants import constants_of
 from tlp.language.sketch import from_trace
 from tlp.programs.targets import family_of
 from tlp.programs.workloads import workload_from_module
@@ -89,7 +90,8 @@ def add_platform(store: MeasurementStore, platform: Path, workloads: list[Worklo
         trace, run_secs, target, _args = record
         if index == 0:
             add_device(store, device, target, at)
-        sketch, program = from_trace(workloads[number].workload_id, trace)
+        constants = constants_of(family_of(target), target)
+        sketch, program = from_trace(workloads[number].workload_id, trace, constants)
         sketches[sketch.sketch_id] = sketch
         programs[program.program_id] = program
         key = stable_id("starter", device, program.program_id, str(index))

@@ -41,7 +41,7 @@ _DEVICES = Table(
 _DEVICE_EVENTS = Table("device_events", DeviceEvent, "event_no")
 _WORKLOADS = Table("workloads", Workload, "workload_no")
 _NETWORKS = Table("networks", Network, None, absent=("tasks",))
-_SKETCHES = Table("sketches", Sketch, None, absent=("context",))
+_SKETCHES = Table("sketches", Sketch, None, absent=("constants", "context"))
 _RUNS = Table(
     "runs",
     Run,

@@ -35,7 +35,8 @@ from storage.contract import MeasurementStore
 from storage.errors import ErrorCode, InvalidInputError, StoreError, StoreVersionError, TlpError, UserError
 from storage.frames import MEASUREMENT_SCHEMA, PROGRAM_SCHEMA
 from storage.landing_file import SKETCH_COLUMNS, Content, decode, encode
-from storage.rows import MeasurementBatch, Sketch
+from storage.rekey import rekey_frames
+from storage.rows import MeasurementBatch, Sketch, canonical_json
 from storage.states import MeasurementState
 
 GROUP = 250  # files per transaction
@@ -321,12 +322,20 @@ def _store_all(
 def _store(store: MeasurementStore, contents: Sequence[Content]) -> int:
     tables = [content.rows.replace_schema_metadata(None) for content in contents]
     rows = pl.DataFrame(pl.from_arrow(pa.concat_tables(tables)))
-    unique = rows.select(SKETCH_COLUMNS).unique(maintain_order=True).iter_rows(named=True)
-    sketches = [Sketch(**row) for row in unique]
+    unique, programs = rows.select(SKETCH_COLUMNS).unique(maintain_order=True), rows.select(PROGRAM_SCHEMA.names())
+    measurements = rows.select(MEASUREMENT_SCHEMA.names())
+    if any(content.has_old_ids for content in contents):
+        devices = pl.DataFrame(
+            [(d.name, d.family, canonical_json(d.target)) for d in store.list_devices()],
+            schema={"name": pl.String, "family": pl.String, "target": pl.String},
+            orient="row",
+        )
+        unique, programs, measurements = rekey_frames(devices, unique, programs, measurements)
+    sketches = [Sketch(**row) for row in unique.iter_rows(named=True)]
     _check_widths(store, sketches)
     return store.add_measurement_frames(
-        rows.select(PROGRAM_SCHEMA.names()),
-        rows.select(MEASUREMENT_SCHEMA.names()),
+        programs,
+        measurements,
         sketches=sketches,
         canaries=[canary for content in contents for canary in content.canaries],
         landed=[content.name for content in contents],

@@ -27,7 +27,7 @@ from storage.schema import check_format, release
 from storage.states import CanaryState
 
 FORMAT = "tlp-landing"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # since 2 a program has the same id on every device (`storage.rekey`)
 EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
 MAX_AHEAD = timedelta(days=1)  # of a host's clock before ours
 SKETCH_COLUMNS = ("sketch_id", "workload_id", "language", "instructions_json", "decision_width")
@@ -54,11 +54,12 @@ _ARROW_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Content:
-    """What a landing file holds. `name`: without its ending."""
+    """What a landing file holds. `name`: without its ending; `has_old_ids`: an earlier release wrote it."""
 
     name: str
     rows: pa.Table
     canaries: Sequence[Canary]
+    has_old_ids: bool
 
 
 def encode(batch: MeasurementBatch) -> bytes:
@@ -126,7 +127,7 @@ def decode(name: str, data: bytes) -> Content:
     except Exception as exc:  # of foreign bytes, RecursionError among others: this file's fault
         line = next(iter(str(exc).splitlines()), "") or type(exc).__name__
         raise InvalidInputError(f"{name}.parquet is no batch of this product: {line:.500}") from exc
-    return Content(name, table, canaries)
+    return Content(name, table, canaries, value["format_version"] < FORMAT_VERSION)
 
 
 def _check_programs(table: pa.Table) -> None:

@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import polars as pl
 import psutil
@@ -47,13 +47,15 @@ from storage.errors import (
     TlpError,
 )
 from storage.frames import MEASUREMENT_SCHEMA, PROGRAM_SCHEMA, conform, frame_schema, value_or_error_problems
+from storage.rekey import rekey_frames
 from storage.reports import ImportReport, SkippedLine
 from storage.rows import Device, Network, NetworkTask, Sketch, Workload
 from storage.schema import check_format, release
 from storage.states import DeviceState, MeasurementState, RunKind, RunState
 
 FORMAT = "tlp-measurements"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+_ONE_ID: Final = 3  # since then a program has the same id on every device (`storage.rekey`)
 _MANIFEST = "manifest.json"
 _BATCH_ROWS = 50_000  # per transaction: others get the store in between
 _STRING = pl.String()
@@ -63,7 +65,7 @@ _SCHEMAS = {
     "workloads": frame_schema(Workload),
     "networks": frame_schema(Network, "tasks"),
     "network_tasks": pl.Schema({"network": _STRING, "task": _STRING, "workload_id": _STRING, "weight": pl.Int64()}),
-    "sketches": pl.Schema({**frame_schema(Sketch, "context"), "decision_width": pl.Int32()}),
+    "sketches": pl.Schema({**frame_schema(Sketch, "constants", "context"), "decision_width": pl.Int32()}),
     "programs": PROGRAM_SCHEMA,
     "measurements": pl.Schema({name: kind for name, kind in MEASUREMENT_SCHEMA.items() if name != "run_id"}),
 }
@@ -271,7 +273,7 @@ def _write_tables(
         rows[name], digests[name] = frame.height, _digest(path)
     manifest = {
         "format": FORMAT,
-        "format_version": FORMAT_VERSION if tables["measurements"]["canary_off"].fill_null(False).any() else 1,
+        "format_version": FORMAT_VERSION,
         "release": release(),
         "exported_at": now_utc().isoformat(),
         "devices": devices,
@@ -298,11 +300,20 @@ def _read_tables(folder: Path) -> tuple[dict[str, pl.DataFrame], bool]:
             tables[name] = conform(pl.read_parquet(path), schema, f"the rows of {path}")
             if tables[name].height != manifest["rows"][name]:
                 raise InvalidInputError(f"{path} has {tables[name].height} rows, not {manifest['rows'][name]}")
+        if manifest["format_version"] < _ONE_ID:
+            tables.update(_rekeyed(tables))
     except TlpError:
         raise
     except (OSError, pl.exceptions.PanicException, *_BAD_VALUES) as exc:  # a panic is not even an Exception
         raise _not_exported(folder, exc) from exc
     return tables, digests is not None
+
+
+def _rekeyed(tables: Mapping[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
+    """Tables of an earlier release with today's ids."""
+    devices = tables["devices"].select("name", "family", "target")
+    names = ("sketches", "programs", "measurements")
+    return dict(zip(names, rekey_frames(devices, *(tables[name] for name in names)), strict=True))
 
 
 def _not_exported(folder: Path, exc: BaseException) -> InvalidInputError:

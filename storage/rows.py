@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
@@ -141,8 +142,11 @@ class Sketch:
         sketch_id: `stable_id("sketch", workload_id, language, instructions_json)`.
         language: `metaschedule` or `ansor`.
         instructions_json: for `metaschedule`: JSON list of `[kind, inputs, attrs, outputs]`, everything before
-            `EnterPostproc` (not included). See `tlp.language.sketch`.
+            `EnterPostproc` (not included), with placeholders (`"$parallel"`) for what the target sets. See
+            `tlp.language.sketch`.
         decision_width: number of integers in the decision vector of a program of this sketch.
+        constants: (name, JSON text) of the target that the sketch is bound to, what `text` puts for `"$name"`; not
+            stored. None: not bound.
         context: of its workload, as read from a store or a design space, for encoders; not a part of the sketch
             (it does not count in comparisons and is not stored with it). None: nobody looked it up.
     """
@@ -152,7 +156,16 @@ class Sketch:
     language: str
     instructions_json: str
     decision_width: int
+    constants: tuple[tuple[str, str], ...] | None = field(default=None, repr=False)
     context: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
+
+    @cached_property
+    def text(self) -> str:
+        """The instructions with the constants of the target in the placeholders' places."""
+        text = self.instructions_json
+        for name, value in self.constants or ():
+            text = text.replace(f'"${name}"', value)
+        return text
 
     @staticmethod
     def make(workload_id: str, language: str, instructions_json: str, decision_width: int) -> Sketch:

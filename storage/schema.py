@@ -26,6 +26,7 @@ import duckdb
 
 from storage.connection import Connector, MemoryConnector, map_duckdb_errors, translate_os_error
 from storage.errors import ErrorCode, InvalidInputError, StoreCorruptError, StoreVersionError
+from storage.rekey import MIGRATION_SQL
 
 
 @dataclass(frozen=True)
@@ -261,7 +262,9 @@ _VERSIONS = Migration(
     """,
 )
 
-MIGRATIONS: tuple[Migration, ...] = (_INITIAL, _TRUST, _CODES, _VERSIONS)
+_ONE_PROGRAM = Migration(5, "a program is the same on every device", MIGRATION_SQL)
+
+MIGRATIONS: tuple[Migration, ...] = (_INITIAL, _TRUST, _CODES, _VERSIONS, _ONE_PROGRAM)
 
 _RECORD_TABLE = """
     CREATE TABLE IF NOT EXISTS migrations (

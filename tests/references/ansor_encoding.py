@@ -18,7 +18,7 @@ from tlp.language.vocabulary import PADDING
 def to_steps(sketch: Sketch, decisions: Sequence[int]) -> list[Step]:
     """The inverse of `from_steps`. Raises InvalidInputError: the vector has not the sketch's width."""
     check_width(sketch, decisions)
-    parsed, slots = parse_sketch(sketch.instructions_json)
+    parsed, slots = parse_sketch(sketch.text)
     steps: list[Step] = orjson.loads(orjson.dumps(list(parsed)))
     for slot in slots:
         values = [None if v == NULL else int(v) for v in decisions[slot.start : slot.stop]]

@@ -16,7 +16,7 @@ def invented_context(sketch: Sketch, rng: np.random.Generator) -> dict[str, Any]
     """Blocks of the names and, mostly, the number of loops that the sketch asks for; sometimes no arithmetic at all."""
     if rng.random() < 0.1:
         return {}
-    instructions, _ = parse_sketch(sketch.instructions_json)
+    instructions, _ = parse_sketch(sketch.text)
     names = {inst[3][0]: inst[2][0] for inst in instructions if inst[0] in ("GetSBlock", "GetBlock")}
     loops = {names.get(inst[1][0], "?"): len(inst[3]) for inst in instructions if inst[0] == "GetLoops"}
     wanted = [*dict.fromkeys(names.values()), "consumer", "unmentioned"]

@@ -91,7 +91,7 @@ class _Walk:
 
 def encode_reference(encoder: MetaScheduleEncoder, sketch: Sketch, decisions: Sequence[int]) -> FloatArray:
     """One program: D integers → `(L, E)`; equal to `encoder.encode(sketch, [decisions])[0]`."""
-    instructions, slots = parse_sketch(sketch.instructions_json)
+    instructions, slots = parse_sketch(sketch.text)
     slot_of = {slot.instruction: slot for slot in slots}
     walk = _Walk()
     out = np.zeros((encoder.length, encoder.width), np.float32)

@@ -339,7 +339,7 @@ def test_what_the_canary_said_goes_along_and_older_releases_refuse_it(target: Me
     versions = [
         json.loads((tmp_path / n / "manifest.json").read_text())["format_version"] for n in ("plain", "flagged")
     ]
-    assert versions == [1, 2]
+    assert versions == [3, 3]
     import_parquet(target, tmp_path / "flagged")
     assert target.measurements()["canary_off"].to_list() == [None, *flags]
     assert target.samples().height == 3

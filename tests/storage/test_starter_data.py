@@ -8,6 +8,7 @@ import pytest
 
 import tlp
 from storage import DeviceState, DuckDBStore, MeasurementStore, import_parquet
+from tlp.language.constants import bind_all
 from tlp.language.sketch import LANGUAGE, parse_sketch
 
 FOLDER = Path(tlp.__file__).parent / "data" / "starter"
@@ -49,9 +50,9 @@ def test_networks(store: MeasurementStore) -> None:
 
 def test_every_program_fits_its_sketch(store: MeasurementStore) -> None:
     widths = {}
-    for sketch in store.get_sketches():
+    for sketch in bind_all(store.get_sketches(), store.get_device(PLATFORMS[0])).values():
         assert sketch.language == LANGUAGE
-        _instructions, slots = parse_sketch(sketch.instructions_json)
+        _instructions, slots = parse_sketch(sketch.text)
         widths[sketch.sketch_id] = slots[-1].stop if slots else 0
     programs = store.programs()
     assert programs["decisions"].list.len().to_list() == [widths[s] for s in programs["sketch_id"]]

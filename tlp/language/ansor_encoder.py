@@ -114,7 +114,7 @@ class AnsorEncoder(Encoder):
     @classmethod
     def names_of(cls, sketch: Sketch) -> tuple[set[str], set[str]]:
         """As `Encoder`; unroll pragmas are decisions and stand in `first_vocabulary`."""
-        fields = [field for step in parse_sketch(sketch.instructions_json)[0] for field in step[1:]]
+        fields = [field for step in parse_sketch(sketch.text)[0] for field in step[1:]]
         return set(), {field for field in fields if isinstance(field, str) and field != UNROLL}
 
     def _fill(self, plan: _Plan, decisions: NDArray[Any]) -> FloatArray:

@@ -88,7 +88,7 @@ class Arrays:
         self.sketch = sketch
         self.width = sketch.decision_width
         self._examples = values
-        _, slots = parse_sketch(sketch.instructions_json)
+        _, slots = parse_sketch(sketch.text)
         self._groups = tuple((slot.start, slot.stop) for slot in slots)
         self._tiles = tuple(tile for slot in slots if (tile := _tile(slot, values)) is not None)
         self._places = _places(sketch, slots, values)

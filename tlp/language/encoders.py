@@ -1,7 +1,7 @@
 """The table of encoders, by schedule language and by version. A further one is a module and a line here.
 
     version                                     language        encoder
-    metaschedule-2, metaschedule-1, …           metaschedule    `tlp.language.metaschedule_encoder.MetaScheduleEncoder`
+    metaschedule-3, metaschedule-2, …           metaschedule    `tlp.language.metaschedule_encoder.MetaScheduleEncoder`
     ansor-1-cpu, ansor-1-gpu                    ansor           `tlp.language.ansor_encoder.AnsorEncoder`
 
 Imports no torch.

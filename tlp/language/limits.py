@@ -165,7 +165,7 @@ def find_limits(
     Raises:
         InvalidInputError: a sketch that cannot be read.
     """
-    instructions, slots = parse_sketch(sketch.instructions_json)
+    instructions, slots = parse_sketch(sketch.text)
     if not any(instruction[0] == "Bind" for instruction in instructions):
         return None
     reader = _Reader(instructions, slots)

@@ -20,6 +20,7 @@ sign(x)·log2(1 + |x|). LOCATION and NEST repeat decisions of other rows on purp
 inside a compute location, and one attention layer would have to join up to eight rows to find it.
 
     version                 L × E      rows before the primitives             numbers
+    metaschedule-3          27 × 73    as metaschedule-2, and log2 of the target's cores behind the profile's numbers
     metaschedule-2          27 × 73    3: the profile (`tlp.language.profile`), its K numbers row by row, then zeros
     metaschedule-2-gpu      51 × 73    the same; 48 rows of primitives
     metaschedule-1          24 × 73    none
@@ -37,6 +38,7 @@ import numpy.typing as npt
 from storage import Sketch
 from tlp.core.errors import InvalidInputError, ModelFormatError
 from tlp.language.arithmetic import arithmetic_of
+from tlp.language.constants import GPU_FAMILIES, log_cores
 from tlp.language.encoder import Encoder, FloatArray, cells_and_sources, unknown_version
 from tlp.language.profile import PROFILE_WIDTH, ProfilePlan, fill_profile, plan_profile
 from tlp.language.rows import Extent, Location, Row, collapse, sketch_rows
@@ -56,7 +58,8 @@ PRIMITIVES = 24  # rows
 GPU_PRIMITIVES = 48
 LOOP_SLOTS = 16
 
-ENCODER_VERSION = "metaschedule-2"
+ENCODER_VERSION = "metaschedule-3"
+SECOND_ENCODER_VERSION = "metaschedule-2"
 GPU_ENCODER_VERSION = "metaschedule-2-gpu"
 FIRST_ENCODER_VERSION = "metaschedule-1"
 PAPER_ENCODER_VERSION = "metaschedule-1-paper"
@@ -72,6 +75,12 @@ class Layout:
     is_raw: bool = False  # numbers are written as they are
     has_nest: bool = True  # Reorder rows have NEST
     primitives: int = PRIMITIVES  # rows of primitives without cropping
+    has_cores: bool = False  # the profile ends with log2 of the target's cores
+
+    @property
+    def profile_width(self) -> int:
+        """Numbers of the profile, those of the target included."""
+        return (PROFILE_WIDTH + self.has_cores) if self.profile_rows else 0
 
     @property
     def length(self) -> int:
@@ -79,14 +88,15 @@ class Layout:
         return self.profile_rows + self.primitives
 
 
+_PROFILE_ROWS = -(-PROFILE_WIDTH // NEST.stop)
 LAYOUTS = {
-    ENCODER_VERSION: Layout(NEST.stop, -(-PROFILE_WIDTH // NEST.stop)),
-    GPU_ENCODER_VERSION: Layout(NEST.stop, -(-PROFILE_WIDTH // NEST.stop), primitives=GPU_PRIMITIVES),
+    ENCODER_VERSION: Layout(NEST.stop, _PROFILE_ROWS, has_cores=True),
+    SECOND_ENCODER_VERSION: Layout(NEST.stop, _PROFILE_ROWS),
+    GPU_ENCODER_VERSION: Layout(NEST.stop, _PROFILE_ROWS, primitives=GPU_PRIMITIVES),
     FIRST_ENCODER_VERSION: Layout(NEST.stop),
     PAPER_ENCODER_VERSION: Layout(NEST.stop, is_raw=True, has_nest=False),
 }
 ENCODER_VERSIONS = tuple(LAYOUTS)
-GPU_FAMILIES = ("cuda", "rocm", "metal", "opencl", "vulkan", "webgpu")
 WIDTH, LENGTH = LAYOUTS[ENCODER_VERSION].width, LAYOUTS[ENCODER_VERSION].length  # E and L of the current version
 
 
@@ -242,6 +252,8 @@ class MetaScheduleEncoder(Encoder):
         builder = _PlanBuilder(self.vocabulary, self.layout, self.length, sketch.decision_width)
         for index, row in enumerate(sketch_rows(sketch)[: self.length - first]):
             builder.add(first + index, row)
+        if self.layout.has_cores:
+            builder.template.reshape(-1)[PROFILE_WIDTH] = log_cores(sketch)
         return _Plan(
             sketch=sketch,
             template=builder.template.reshape(-1),

@@ -280,7 +280,7 @@ def sketch_rows(sketch: Sketch) -> tuple[Row, ...]:
         InvalidInputError: the sketch is of another schedule language, or malformed.
     """
     read_sketch(sketch, LANGUAGE, parse_sketch)
-    return _rows_of_text(sketch.instructions_json)
+    return _rows_of_text(sketch.text)
 
 
 @dataclass(frozen=True)

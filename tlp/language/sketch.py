@@ -2,8 +2,8 @@
 
 A *trace* is a list of instructions, most of them schedule primitives, with decisions for its sampling instructions. The
 search decided everything before `EnterPostproc`; what comes after it follows (post-processors). The *sketch* is the
-first part with the decisions taken out. A *program* is a sketch and one integer vector, the *decisions*. Both are plain
-JSON: this module needs no TVM.
+first part with the decisions taken out, and placeholders for what the target sets (`tlp.language.constants`). A
+*program* is a sketch and one integer vector, the *decisions*. Both are plain JSON: this module needs no TVM.
 
 Decision vector, instruction by instruction in trace order (`DecisionSlot`):
 
@@ -28,8 +28,8 @@ import numpy.typing as npt
 
 from storage import Program, Sketch
 from tlp.core.errors import InvalidInputError
-
-LANGUAGE = "metaschedule"
+from tlp.language.constants import LANGUAGE as LANGUAGE
+from tlp.language.constants import Constants, bind, with_placeholders
 
 Instruction = list[Any]  # [kind, inputs, attrs, outputs]
 
@@ -107,11 +107,17 @@ def malformed(index: int, instruction: Any, why: object) -> InvalidInputError:
 
 @lru_cache(maxsize=4096)
 def parse_sketch(instructions_json: str) -> Parsed:
-    """Instructions and decision slots of a stored sketch; cached, do not modify. Raises InvalidInputError."""
+    """Instructions and decision slots of a sketch's text; cached, do not modify.
+
+    Raises:
+        InvalidInputError: it is no sketch, or it is bound to no target.
+    """
     try:
         instructions = json.loads(instructions_json)
     except ValueError as exc:
         raise InvalidInputError(f"not a sketch: {exc}") from exc
+    if '"$' in instructions_json:
+        raise InvalidInputError("the sketch has placeholders: it must be bound to a device's target first")
     if not isinstance(instructions, list):
         raise InvalidInputError("not a sketch: a list of instructions is expected")
     for index, instruction in enumerate(instructions):
@@ -131,7 +137,7 @@ def read_sketch(sketch: Sketch, language: str, parse: Callable[[str], Parsed]) -
     """
     if sketch.language != language:
         raise InvalidInputError(f"sketch {sketch.sketch_id} is of language {sketch.language!r}, not {language!r}")
-    instructions, slots = parse(sketch.instructions_json)
+    instructions, slots = parse(sketch.text)
     if sketch.decision_width != (slots[-1].stop if slots else 0):
         raise InvalidInputError(f"sketch {sketch.sketch_id} takes other decisions than its {sketch.decision_width}")
     return instructions, slots
@@ -155,8 +161,13 @@ def split_trace(trace: Sequence[Any]) -> tuple[list[Instruction], dict[int, Any]
         raise InvalidInputError(f"not a MetaSchedule trace: {exc}") from exc
 
 
-def from_trace(workload_id: str, trace: Sequence[Any]) -> tuple[Sketch, Program]:
-    """The sketch and the program of a trace in TVM's JSON form (`split_trace`).
+def from_trace(workload_id: str, trace: Sequence[Any], constants: Constants = ()) -> tuple[Sketch, Program]:
+    """The sketch, bound, and the program of a trace in TVM's JSON form (`split_trace`).
+
+    Args:
+        workload_id: whose program it is.
+        trace: of a program for the target that the constants are of.
+        constants: what the target set in it (`constants_of`).
 
     Raises:
         InvalidInputError: a sampling instruction has no decision, or one of the wrong length.
@@ -172,15 +183,15 @@ def from_trace(workload_id: str, trace: Sequence[Any]) -> tuple[Sketch, Program]
                 f"instruction {slot.instruction} ({slot.kind}) needs {slot.width} decision value(s), found {value!r}"
             )
         vector.extend(int(v) for v in values)
-    text = json.dumps(instructions, separators=(",", ":"))
-    sketch = Sketch.make(workload_id, LANGUAGE, text, len(vector))
+    text = json.dumps(with_placeholders(instructions, constants), separators=(",", ":"))
+    sketch = bind(Sketch.make(workload_id, LANGUAGE, text, len(vector)), constants)
     return sketch, Program.make(sketch, vector)
 
 
 def to_trace(sketch: Sketch, decisions: Sequence[int]) -> list[Any]:
     """The inverse of `from_trace`. Raises InvalidInputError: the vector has not the sketch's width."""
     check_width(sketch, decisions)
-    instructions, slots = parse_sketch(sketch.instructions_json)
+    instructions, slots = parse_sketch(sketch.text)
     pairs: list[Any] = []
     for slot in slots:
         values = [int(v) for v in decisions[slot.start : slot.stop]]
@@ -213,7 +224,7 @@ def decision_values(sketch: Sketch, decisions: npt.NDArray[Any], *, room: int = 
     n, width = decisions.shape
     values = np.empty((n, width + room))
     values[:, :width] = decisions
-    for column, candidates in _candidates(sketch.instructions_json):
+    for column, candidates in _candidates(sketch.text):
         chosen = decisions[:, column]
         if n and (chosen.min() < 0 or chosen.max() >= len(candidates)):
             raise InvalidInputError(

@@ -65,6 +65,12 @@ class TLPConfig:
         layout = LAYOUTS.get(self.encoder_version)  # Ansor's versions have none
         return 0 if layout is None else layout.profile_rows
 
+    @property
+    def profile_width(self) -> int:
+        """K: numbers of the profile; 0: the encoder writes none."""
+        layout = LAYOUTS.get(self.encoder_version)
+        return 0 if layout is None else layout.profile_width
+
     def with_heads(self, heads: tuple[str, ...]) -> TLPConfig:
         """The same sizes with other heads."""
         return replace(self, heads=heads)

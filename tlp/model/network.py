@@ -75,11 +75,11 @@ class _Profile(nn.Module):
         )
 
     def calibrate(self, numbers: Tensor) -> None:
-        """Set the edges from `(M, K)` numbers of training programs."""
+        """Set the edges of the first K' numbers from `(M, K')` of training programs; the others keep even steps."""
         levels = torch.linspace(0, 1, len(self.low) + 1, dtype=numbers.dtype)
         edges = torch.quantile(numbers, levels, dim=0)  # (Q + 1, K)
-        self.low.copy_(edges[:-1])
-        self.span.copy_(torch.where(edges[1:] - edges[:-1] > 1e-6, edges[1:] - edges[:-1], 0.0))
+        self.low[:, : numbers.shape[1]] = edges[:-1]
+        self.span[:, : numbers.shape[1]] = torch.where(edges[1:] - edges[:-1] > 1e-6, edges[1:] - edges[:-1], 0.0)
 
     def spread(self, numbers: Tensor) -> Tensor:
         """Each number over its bins: `(B, K)` → `(B, Q·K)` in -1 … 1."""
@@ -113,9 +113,9 @@ class MTLTLP(nn.Module):
         self.config = config
         first, *rest = config.dims
         channels = config.dims[-1]
-        self.profile_rows = config.profile_rows
+        self.profile_rows, self.profile_width = config.profile_rows, config.profile_width
         if self.profile_rows:
-            self.profile = _Profile(PROFILE_WIDTH, config.profile_bins, first, config.dropout)
+            self.profile = _Profile(config.profile_width, config.profile_bins, first, config.dropout)
         if config.token_table:
             numbers = config.width - layout.SCALARS.start
             self.register_buffer("mean", torch.zeros(numbers))
@@ -174,7 +174,7 @@ class MTLTLP(nn.Module):
     def calibrate(self, x: Tensor) -> None:
         """Set what depends on the ranges of the training data: `(M, L, E)` encoded programs. Before training only."""
         if self.profile_rows:
-            self.profile.calibrate(self._numbers(x))
+            self.profile.calibrate(self._numbers(x)[:, :PROFILE_WIDTH])  # cores: few devices say nothing of others
         if self.config.token_table:
             rows = x[:, self.profile_rows :].flatten(0, 1)
             numbers = rows[rows[:, layout.KIND].any(dim=-1)][:, layout.SCALARS.start :]
@@ -184,7 +184,7 @@ class MTLTLP(nn.Module):
 
     def _numbers(self, x: Tensor) -> Tensor:
         """The profile of `(B, L, E)` encoded programs: `(B, K)`."""
-        return x[:, : self.profile_rows].flatten(1)[:, :PROFILE_WIDTH]
+        return x[:, : self.profile_rows].flatten(1)[:, : self.profile_width]
 
     def _rows(self, x: Tensor, added: Tensor | None) -> Tensor:
         """Embed each row: `(T, E)` and `(T, first)` → `(T, C)`."""

@@ -15,7 +15,9 @@ from typing import Any, Final
 
 from storage import Program, Sketch, Workload
 from tlp.core.errors import InvalidInputError
+from tlp.language.constants import bind, constants_of
 from tlp.language.sketch import from_trace, to_trace
+from tlp.programs.targets import family_of
 from tlp.programs.tvm import REFUSED, make_tune_context, map_tvm_errors, to_plain, without_known_warnings
 from tlp.programs.workloads import arg_infos, load_module
 
@@ -65,8 +67,8 @@ def apply_trace(module: Any, sketch: Sketch, decisions: Sequence[int]) -> Any:
 class DesignSpace:
     """The programs MetaSchedule's default rules give for one workload on one target.
 
-    Not thread-safe; cheap to make (tens of milliseconds after the first in a process, which loads TVM). Sketches depend
-    on the target (vector width, `num-cores`).
+    Not thread-safe; cheap to make (tens of milliseconds after the first in a process, which loads TVM). Its sketches
+    are bound to the target.
 
     Raises:
         InvalidInputError: TVM cannot read the module, or refuses the target.
@@ -75,6 +77,7 @@ class DesignSpace:
     def __init__(self, workload: Workload, target: Mapping[str, Any]) -> None:
         self.workload = workload
         self.target: dict[str, Any] = dict(target)
+        self.constants = constants_of(family_of(target), target)
         self.module: Any = load_module(workload)
         self._context: Any = make_tune_context(self.module, self.target)
         with (
@@ -140,7 +143,7 @@ class DesignSpace:
                 f"sketch {sketch.sketch_id} is of workload {sketch.workload_id}, not {self.workload.workload_id}"
             )
         try:
-            schedule = apply_trace(self.module, sketch, decisions)
+            schedule = apply_trace(self.module, self.bind(sketch), decisions)
             schedule.enter_postproc()
             if not all(bool(postproc.apply(schedule)) for postproc in self._context.space_generator.postprocs):
                 return None
@@ -157,6 +160,10 @@ class DesignSpace:
         sketch, program = self._split(schedule)
         return self._candidate(sketch, program, schedule)
 
+    def bind(self, sketch: Sketch) -> Sketch:
+        """A stored sketch as the target's traces have it."""
+        return bind(sketch, self.constants)
+
     def _candidate(self, sketch: Sketch, program: Program, schedule: Any) -> Candidate:
         module = schedule.mod
         return Candidate(sketch, program, module, arg_infos(module), schedule, self.module)
@@ -166,5 +173,5 @@ class DesignSpace:
             raise InvalidInputError("the schedule was made without a trace")
         # simplified: the search drops instructions nothing depends on before it samples, the generator does not.
         trace = schedule.trace.simplified(remove_postproc=True)
-        sketch, program = from_trace(self.workload.workload_id, to_plain(trace.as_json()))
+        sketch, program = from_trace(self.workload.workload_id, to_plain(trace.as_json()), self.constants)
         return replace(sketch, context=self.workload.context), program

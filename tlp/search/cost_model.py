@@ -103,7 +103,7 @@ class TraceReader:
         key = str(Trace(instructions, {}))
         if key not in self._sketches:
             sketch = self._space.from_schedule(schedule).sketch
-            self._sketches[key] = sketch, parse_sketch(sketch.instructions_json)[1]
+            self._sketches[key] = sketch, parse_sketch(sketch.text)[1]
         sketch, slots = self._sketches[key]
         decided = trace.decisions
         vector: list[int] = []

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from storage import Device, Network, Sketch, Workload
 from tlp.core.fleet import Fleet
+from tlp.language.constants import bind_all
 from tlp.measure import Proposer, Runner
 from tlp.programs.space import DesignSpace
 from tlp.search.adaptation import MEMORY, Adaptation, Measured, TaskAdaptation
@@ -95,9 +96,8 @@ class Task:
 
     @cached_property
     def sketches(self) -> Mapping[str, Sketch]:
-        """Those of the store, by id."""
-        sketches = self._store.get_sketches(workload_ids=[self._workload.workload_id])
-        return {sketch.sketch_id: sketch for sketch in sketches}
+        """Those of the store, by id, bound to the device's target."""
+        return bind_all(self._store.get_sketches(workload_ids=[self._workload.workload_id]), self._tuning.device)
 
     @cached_property
     def elite(self) -> list[Measured]:

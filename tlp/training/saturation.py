@@ -22,7 +22,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from storage import MeasurementStore, RunKind
+from storage import Device, MeasurementStore, RunKind
+from tlp.language.constants import bind_all
 from tlp.training.data.holdout import bucket, choose_holdout
 from tlp.training.learn.surrogate import ProfileReader, Surrogate, read_many
 
@@ -60,7 +61,7 @@ class Verdict:
 
 def judge(store: MeasurementStore, device: str, *, seed: int = 0) -> Verdict:
     """Whether the samples of a device are enough. Raises NotFoundError: no such device."""
-    store.get_device(device)
+    row = store.get_device(device)
     frame = (
         store.programs_with_latency(devices=[device])
         .filter(~pl.col("workload_id").is_in(sorted(choose_holdout(store).workload_ids)))
@@ -77,7 +78,7 @@ def judge(store: MeasurementStore, device: str, *, seed: int = 0) -> Verdict:
             total,
             least,
         )
-    profiles = _profiles(store, frame)
+    profiles = _profiles(store, row, frame)
     group = frame["workload_id"].rle_id().to_numpy().astype(np.int64)
     names = frame["workload_id"].unique(maintain_order=True).to_list()
     fold = np.array([bucket(name, FOLDS, "saturation") for name in names])[group]
@@ -117,9 +118,9 @@ def saturated(store: MeasurementStore, device: str) -> Mapping[str, Any] | None:
     return None
 
 
-def _profiles(store: MeasurementStore, frame: pl.DataFrame) -> npt.NDArray[np.float32]:
+def _profiles(store: MeasurementStore, device: Device, frame: pl.DataFrame) -> npt.NDArray[np.float32]:
     """`(P, K)` in the frame's order."""
-    sketches = {sketch.sketch_id: sketch for sketch in store.get_sketches()}
+    sketches = bind_all(store.get_sketches(), device)
     programs = [(sketches[key], decisions) for key, decisions in frame.select("sketch_id", "decisions").iter_rows()]
     return read_many(ProfileReader(), programs)
 

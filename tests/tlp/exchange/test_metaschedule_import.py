@@ -43,7 +43,7 @@ def test_a_real_database_of_an_old_release() -> None:
     (workload,) = store.get_workloads()
     assert workload.context["args"] == [["float32", [128, 512, 1024]], ["float32", [128, 512]]]
     # Blocks have today's name, so that old and new traces share a vocabulary.
-    assert all('"GetSBlock"' in s.instructions_json for s in store.get_sketches())
+    assert all('"GetSBlock"' in s.text for s in store.get_sketches())
     (run,) = store.list_runs(kind=RunKind.IMPORT)
     assert run.state is RunState.DONE
     assert run.result["stored"] == 60

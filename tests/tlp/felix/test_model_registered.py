@@ -21,6 +21,7 @@ from tlp.core.requests import TrainRequest
 from tlp.core.settings import Settings
 from tlp.felix.network import FelixCheckpoint
 from tlp.felix.scorer import FelixModel, StoreReader
+from tlp.language.constants import bind_all
 from tlp.model.checkpoint import Checkpoint
 from tlp.pipeline import train as retraining
 from tlp.pipeline.evaluate import evaluate_version
@@ -140,7 +141,7 @@ def test_mlflow_serves_it(fleet: MeasurementStore, quick: Settings, lenient: Non
     train(fleet, quick, model="felix")
     resolved = Registry(quick, fleet).resolve(KEY)
     served = mlflow.pyfunc.load_model(str(resolved.checkpoint_dir.parents[1]))
-    sketch = next(s for s in fleet.get_sketches())
+    sketch = next(iter(bind_all(fleet.get_sketches(), fleet.get_device(small_fleet.DEVICE)).values()))
     rows = fleet.samples(devices=[small_fleet.DEVICE]).filter(sketch_id=sketch.sketch_id)["decisions"].to_list()
     stores = StoreReader(fleet, small_fleet.TARGET, quick.cache_dir / "per-store").read([(sketch, r) for r in rows])
     features, _ = stores.padded()

@@ -19,6 +19,7 @@ from tlp.core.errors import InvalidInputError
 from tlp.felix.config import NAMES, TVM_COLUMNS, WIDTH, FelixConfig
 from tlp.felix.scorer import FelixScorer, StoreReader, Stores, log_unroll
 from tlp.felix.training import FELIX_OPTIONS, FelixData, read_stores, train_felix
+from tlp.language.constants import bind_all
 from tlp.language.sketch import decision_slots, parse_sketch
 from tlp.programs.per_store import PerStoreFeatures
 from tlp.training.data.dataset import Dataset, build_dataset
@@ -58,7 +59,7 @@ def data(dataset: Dataset, reader: StoreReader) -> FelixData:
 
 
 def programs(real: DuckDBStore) -> list[tuple[Sketch, Sequence[int]]]:
-    sketches = {sketch.sketch_id: sketch for sketch in real.get_sketches()}
+    sketches = bind_all(real.get_sketches(), real.get_device(small_fleet.DEVICE))
     frame = real.samples(devices=[small_fleet.DEVICE])
     return [(sketches[s], tuple(d)) for s, d in frame.select("sketch_id", "decisions").iter_rows()]
 
@@ -115,7 +116,7 @@ def test_features_with_and_without_post_processors_live_side_by_side(
 
 def test_the_unrolling_of_many_programs_is_that_of_each(real: DuckDBStore) -> None:
     sketch, _ = programs(real)[0]
-    slots = decision_slots(parse_sketch(sketch.instructions_json)[0])
+    slots = decision_slots(parse_sketch(sketch.text)[0])
     (unroll,) = [slot for slot in slots if slot.candidates and max(slot.candidates) > 1]
     decisions = np.ones((len(unroll.candidates), sketch.decision_width), np.int64)
     decisions[:, unroll.start] = np.arange(len(unroll.candidates))

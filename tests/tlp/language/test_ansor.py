@@ -106,14 +106,14 @@ def test_decisions_in_step_order() -> None:
     ]
     sketch, program = ansor.from_steps("w", steps)
     assert program.decisions == (4, ansor.NULL, 4, 7, 16, 9)
-    assert json.loads(sketch.instructions_json) == [
+    assert json.loads(sketch.text) == [
         ["SP", 2, 0, 128, 3, 1],
         ["CA", 2, 4, None],
         ["PR", 2, 0, "auto_unroll_max_step$", None],
         ["AN", 2, None, 2],
         ["PR", 2, 0, "other$16"],
     ]
-    assert [(s.instruction, s.kind, s.start, s.stop) for s in ansor.parse_sketch(sketch.instructions_json)[1]] == [
+    assert [(s.instruction, s.kind, s.start, s.stop) for s in ansor.parse_sketch(sketch.text)[1]] == [
         (0, "SP", 0, 3),
         (1, "CA", 3, 4),
         (2, "PR", 4, 5),

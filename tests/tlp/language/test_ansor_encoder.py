@@ -55,7 +55,7 @@ def test_vectorised_equals_reference(data: st.DataObject) -> None:
         width=data.draw(st.integers(12, 60)),
     )
     columns = []
-    for slot in parse_sketch(sketch.instructions_json)[1]:
+    for slot in parse_sketch(sketch.text)[1]:
         unroll = st.sampled_from([0, 16, 64, 512, 1024, 7, 2**31 - 1])
         value = unroll if slot.kind == "PR" else st.integers(NULL, 2**31 - 1)
         columns += [value] * slot.width
@@ -153,7 +153,7 @@ def test_wrong_input_is_refused() -> None:
     with pytest.raises(InvalidInputError, match=r"takes \(N, 2\) decisions"):
         encoder.encode(sketch, np.zeros((1, 3), np.int32))
     with pytest.raises(InvalidInputError, match="takes other decisions"):
-        encoder.encode(Sketch.make("w", "ansor", sketch.instructions_json, 1), np.zeros((1, 1), np.int32))
+        encoder.encode(Sketch.make("w", "ansor", sketch.text, 1), np.zeros((1, 1), np.int32))
     with pytest.raises(InvalidInputError, match="of language 'metaschedule'"):
         encoder.encode(Sketch.make("w", "metaschedule", "[]", 0), np.zeros((1, 0), np.int32))
     with pytest.raises(ModelFormatError, match="'ansor-0-cpu' is not one of this release's ansor-1-cpu, ansor-1-gpu"):

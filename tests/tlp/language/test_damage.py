@@ -77,7 +77,7 @@ def test_damaged_arithmetic_is_refused_or_encodes_to_numbers() -> None:
 def test_a_damaged_sketch_is_refused_or_encodes_to_numbers(cache_write: bool) -> None:
     """Every value of a sketch, replaced by every kind of nonsense."""
     sketch = replace(matmul_sketch("w", cache_write=cache_write), context=matmul_context(64, 64, 64))
-    whole = json.loads(sketch.instructions_json)
+    whole = json.loads(sketch.text)
     damaged = (
         replace(sketch, instructions_json=json.dumps(_replaced(whole, path, value)))
         for path in _paths(whole)

@@ -25,7 +25,7 @@ from tlp.language.vocabulary import UNKNOWN, Vocabulary
 def random_decisions(sketch: Sketch, rng: np.random.Generator, count: int) -> np.ndarray:
     """`(count, D)` decisions that are acceptable to the encoder, if not to TVM."""
     out = np.empty((count, sketch.decision_width), np.int64)
-    for slot in parse_sketch(sketch.instructions_json)[1]:
+    for slot in parse_sketch(sketch.text)[1]:
         if slot.kind is DecisionKind.CATEGORICAL:
             values = rng.integers(0, len(slot.candidates), (count, 1))
         elif slot.kind is DecisionKind.COMPUTE_LOCATION:
@@ -156,7 +156,7 @@ def test_every_decision_of_a_tiled_sketch_shows(traces: list[Any]) -> None:
     sketch = replace(sketch, context={})
     encoder = MetaScheduleEncoder(MetaScheduleEncoder.grow_vocabulary(Vocabulary(), [sketch]))
     base = encoder.encode(sketch, [program.decisions])
-    for slot in parse_sketch(sketch.instructions_json)[1]:
+    for slot in parse_sketch(sketch.text)[1]:
         for column in range(slot.start, slot.stop):
             changed = list(program.decisions)
             if slot.kind is DecisionKind.CATEGORICAL:
@@ -201,7 +201,7 @@ def test_bad_decisions_are_refused(traces: list[Any]) -> None:
     sketch = with_context(sketch)
     with pytest.raises(InvalidInputError, match="takes"):
         encoder.encode(sketch, [program.decisions[:-1]])
-    slot = next(s for s in parse_sketch(sketch.instructions_json)[1] if s.kind is DecisionKind.CATEGORICAL)
+    slot = next(s for s in parse_sketch(sketch.text)[1] if s.kind is DecisionKind.CATEGORICAL)
     wrong = list(program.decisions)
     wrong[slot.start] = 99
     with pytest.raises(InvalidInputError, match="index below 4"):

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from tlp.language import metaschedule_encoder as layout
-from tlp.language.profile import PROFILE_WIDTH
 from tlp.model.config import TLPConfig
 from tlp.model.network import MTLTLP
 
@@ -54,7 +53,7 @@ def profile_reference(network: MTLTLP, rows: Tensor) -> Tensor:
     layers = network.profile.layers
     spread = []
     for q in range(network.config.profile_bins):
-        for k, number in enumerate(rows.flatten()[:PROFILE_WIDTH].tolist()):
+        for k, number in enumerate(rows.flatten()[: network.profile_width].tolist()):
             low, span = float(network.profile.low[q, k]), float(network.profile.span[q, k])
             spread.append(0.0 if span == 0 else 2.0 * min(max((number - low) / span, 0.0), 1.0) - 1.0)
     return linear(layers[3], nn.functional.gelu(linear(layers[0], torch.tensor(spread))))

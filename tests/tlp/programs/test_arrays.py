@@ -73,7 +73,7 @@ def test_every_decision_changes_and_nothing_else_breaks(space: Spaces, kind: str
         rows = arrays.random(200, rng)
         changed = arrays.mutate(rows, rng)
         assert arrays.is_valid(rows).all() and arrays.is_valid(changed).all()
-        _, slots = parse_sketch(arrays.sketch.instructions_json)
+        _, slots = parse_sketch(arrays.sketch.text)
         for slot in slots:
             part = changed[:, slot.start : slot.stop]
             if slot.kind is DecisionKind.TILE:
@@ -94,7 +94,7 @@ def test_the_same_generator_gives_the_same_programs(space: Spaces) -> None:
 def test_broken_rows_are_not_valid(space: Spaces) -> None:
     arrays = by_sketch(space("conv2d").sample(32, 1))[0]
     rows = arrays.random(64, np.random.default_rng(0))
-    _, slots = parse_sketch(arrays.sketch.instructions_json)
+    _, slots = parse_sketch(arrays.sketch.text)
     for slot in slots:
         broken = rows.copy()
         if slot.kind is DecisionKind.TILE:
@@ -108,7 +108,7 @@ def test_broken_rows_are_not_valid(space: Spaces) -> None:
 
 def test_an_innermost_factor_beyond_its_limit_is_repaired(space: Spaces) -> None:
     for arrays in by_sketch(space("dense").sample(16, 1)):
-        _, slots = parse_sketch(arrays.sketch.instructions_json)
+        _, slots = parse_sketch(arrays.sketch.text)
         rows = arrays.random(500, np.random.default_rng(1))
         for slot in slots:
             if slot.max_innermost_factor:
@@ -117,7 +117,7 @@ def test_an_innermost_factor_beyond_its_limit_is_repaired(space: Spaces) -> None
 
 def test_places_go_to_the_innermost_loop_that_tvm_offers(space: Spaces) -> None:
     arrays = by_sketch(space("conv2d").sample(32, 1))[0]
-    _, slots = parse_sketch(arrays.sketch.instructions_json)
+    _, slots = parse_sketch(arrays.sketch.text)
     (place,) = [slot.start for slot in slots if slot.kind is DecisionKind.COMPUTE_LOCATION]
     rows = arrays.random(300, np.random.default_rng(2))
     assert (rows[:, place] >= INLINE).all()

@@ -153,7 +153,7 @@ def test_what_tvm_rejects_has_no_rows_and_is_remembered(
     unreadable = Workload("f" * 32, "old", "{}", "1", {})
     store.add_workloads([unreadable])
     sketch, decisions = programs[0]
-    text = sketch.instructions_json
+    text = sketch.text
     wrong = Sketch.make(sketch.workload_id, LANGUAGE, text.replace("T_matmul_NT", "nosuch"), len(decisions))
     foreign = Sketch.make(unreadable.workload_id, LANGUAGE, text, len(decisions))
     ansor = Sketch.make(sketch.workload_id, "ansor", "[]", 0)

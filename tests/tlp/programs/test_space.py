@@ -26,7 +26,7 @@ def test_sketches(space: Spaces, kind: str, sketches: int) -> None:
     found = space(kind).sketches
     assert len(found) == len({s.sketch_id for s in found}) == sketches
     for sketch in found:
-        instructions, slots = parse_sketch(sketch.instructions_json)
+        instructions, slots = parse_sketch(sketch.text)
         assert sketch.workload_id == space(kind).workload.workload_id
         assert sketch.decision_width == sum(slot.width for slot in slots)
         assert "EnterPostproc" not in {i[0] for i in instructions}
@@ -104,7 +104,7 @@ def test_no_warnings_reach_stderr(workload: Callable[[str], Workload], capfd: py
 def test_decisions_tvm_rejects_or_puts_right(space: Spaces) -> None:
     here = space("conv2d")
     (candidate,) = here.sample(1, 0)
-    _, slots = parse_sketch(candidate.sketch.instructions_json)
+    _, slots = parse_sketch(candidate.sketch.text)
     place = next(slot for slot in slots if slot.kind == "SampleComputeLocation")
     moved = list(candidate.program.decisions)
     moved[place.start] = 999
@@ -135,7 +135,8 @@ def test_the_trace_round_trips(space: Spaces) -> None:
     trace = to_trace(candidate.sketch, candidate.program.decisions)
     text = json.dumps(trace)
     assert "true" not in text and "false" not in text, "booleans are integers, as in MetaSchedule's files"
-    assert from_trace(candidate.sketch.workload_id, json.loads(text)) == (candidate.sketch, candidate.program)
+    read = from_trace(candidate.sketch.workload_id, json.loads(text), candidate.sketch.constants or ())
+    assert read == (candidate.sketch, candidate.program)
 
 
 def test_from_schedule(space: Spaces) -> None:

@@ -161,7 +161,7 @@ def test_limits_are_those_of_tvm(spaces: Spaces, drawn: Any, kind: str) -> None:
 def shuffled(sketch: Sketch, examples: IntArray, rng: np.random.Generator, count: int) -> IntArray:
     """Examples with the factors of each tile in another order."""
     rows = examples[rng.integers(len(examples), size=count)].copy()
-    for slot in parse_sketch(sketch.instructions_json)[1]:
+    for slot in parse_sketch(sketch.text)[1]:
         if slot.kind is DecisionKind.TILE:
             part = rng.permuted(rows[:, slot.start : slot.stop], axis=1)
             fits = part[:, -1:] <= (slot.max_innermost_factor or 1)
@@ -185,7 +185,7 @@ def test_repair_keeps_the_extents(drawn: Any, kind: str) -> None:
         assert limits.repair(rows, rng).mean() > 0.95
         held = limits.hold(before)
         np.testing.assert_array_equal(rows[held], before[held])
-        for slot in parse_sketch(sketch.instructions_json)[1]:
+        for slot in parse_sketch(sketch.text)[1]:
             part, old = rows[:, slot.start : slot.stop], before[:, slot.start : slot.stop]
             np.testing.assert_array_equal(part.prod(axis=1), old.prod(axis=1))
 
@@ -268,7 +268,7 @@ def test_nothing_of_a_float32_program_is_cropped(spaces: Spaces, drawn: Any) -> 
             encoder = MetaScheduleEncoder(
                 MetaScheduleEncoder.grow_vocabulary(Vocabulary(), spaces(kind).sketches), version=GPU_ENCODER_VERSION
             )
-            for slot in parse_sketch(sketch.instructions_json)[1]:
+            for slot in parse_sketch(sketch.text)[1]:
                 for column in range(slot.start, slot.stop):
                     changed = examples.copy()
                     if slot.candidates:
@@ -296,7 +296,7 @@ def test_tensor_cores(spaces: Spaces) -> None:
     space = spaces("half")
     words = MetaScheduleEncoder.grow_vocabulary(Vocabulary(), space.sketches)
     encoder = MetaScheduleEncoder(words, version=GPU_ENCODER_VERSION)
-    assert any("warp_execution" in sketch.instructions_json for sketch in space.sketches)
+    assert any("warp_execution" in sketch.text for sketch in space.sketches)
     search = ArraySearch(space, score_with(untrained(encoder), encoder), population=64, generations=2, seed=1)
     found = ask(search, 4)
     assert len(found) == 4

@@ -156,7 +156,7 @@ def test_what_tvm_cannot_replay_is_left_out(
     kind: type[FeatureScorer], real: DuckDBStore, features: PerStoreFeatures, groups: list[Group]
 ) -> None:
     sketch, decisions = groups[0].programs[0]
-    text = sketch.instructions_json.replace("T_matmul_NT", "nosuch")
+    text = sketch.text.replace("T_matmul_NT", "nosuch")
     wrong = Sketch.make(sketch.workload_id, LANGUAGE, text, sketch.decision_width), decisions
     mixed = Group("w", ("a", "b"), [wrong, groups[0].programs[1]], np.array([1.0, 2.0]))
     scorer = kind(features, threads=1)

@@ -20,6 +20,7 @@ from storage import (
     Sketch,
 )
 from tlp.core.errors import InvalidInputError, NotFoundError
+from tlp.language.profile import PROFILE_WIDTH
 from tlp.training.data.dataset import Dataset, build_dataset
 from tlp.training.data.holdout import choose_holdout
 
@@ -46,6 +47,35 @@ def test_labels_are_relative_to_the_best_of_the_workload_on_the_device(store: Du
         for column, device in enumerate(DEVICES):
             wanted = fastest[device, workload] / rows.filter(pl.col("device") == device)["latency_s"].to_numpy()
             assert set(np.round(got[:, column], 5)) <= set(np.round(wanted.astype(np.float32), 5))
+
+
+def test_programs_stand_once_for_every_number_of_cores() -> None:
+    """Two devices with one core share their rows; the same programs on eight cores have rows of their own."""
+    store = DuckDBStore()
+    fill_store(store, devices=DEVICES, networks=("a", "b"), holdout=(), noise=0.0)
+    alone = build_dataset(store, DEVICES, holdout=[])
+    target = {"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 8}
+    eight = dataclasses.replace(store.get_device(DEVICES[1]), name="eight", target=target)
+    store.add_device(eight, "test")
+    run = store.start_run(RunKind.IMPORT, device=None, params={}, owner={})
+    rows = store.samples(devices=[DEVICES[1]])
+    measured = [
+        Measurement(
+            f"e{i}", row["program_id"], "eight", run, AT, MeasurementState.OK, (s := 0.2 * row["latency_s"],), s
+        )
+        for i, row in enumerate(rows.iter_rows(named=True))
+    ]
+    store.add_measurements(MeasurementBatch([], [], measured))
+    both = build_dataset(store, (*DEVICES, "eight"), holdout=[])
+    assert len(both.decisions) == 2 * len(alone.decisions)
+    assert both.workload_ids == alone.workload_ids, "one group per workload"
+    of_eight = ~np.isnan(both.labels[:, 2])
+    np.testing.assert_array_equal(np.isnan(both.labels[:, :2]).all(axis=1), of_eight)
+    np.testing.assert_allclose(np.sort(both.labels[of_eight, 2]), np.sort(alone.labels[:, 1]), rtol=1e-5)
+    features = both.features(np.arange(len(both.decisions)))
+    flat = features[:, : both.encoder.layout.profile_rows].reshape(len(features), -1)
+    assert set(flat[of_eight, PROFILE_WIDTH]) == {3.0} and set(flat[~of_eight, PROFILE_WIDTH]) == {0.0}
+    assert store.device_counts()["eight"].samples_ok == len(measured)
 
 
 def test_held_out_networks_are_not_in_it(store: DuckDBStore, dataset: Dataset) -> None:
@@ -131,7 +161,7 @@ def test_equal_sequences_take_the_best_label() -> None:
     twin = Sketch.make(
         workload.workload_id,
         sketch.language,
-        sketch.instructions_json[:-1] + ',["GetConsumers",["b0"],[],["b77"]]]',
+        sketch.text[:-1] + ',["GetConsumers",["b0"],[],["b77"]]]',
         sketch.decision_width,
     )
     add(store, sketch, [2] * 10 + [0], "x86-64-v2", 4.0, "a")

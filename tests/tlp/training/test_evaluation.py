@@ -256,5 +256,5 @@ def test_nothing_to_replay_leaves_the_others(home: Settings, monkeypatch: pytest
 
 
 def _gone(sketch: Sketch) -> Sketch:
-    text = sketch.instructions_json.replace("T_matmul_NT", "gone")
+    text = sketch.text.replace("T_matmul_NT", "gone")
     return Sketch.make(sketch.workload_id, sketch.language, text, sketch.decision_width)

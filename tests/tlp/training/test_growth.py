@@ -13,6 +13,7 @@ from bench.growth_law import Growth, smooth_factor
 from bench.synthetic import matmul_sketch
 from storage import DuckDBStore, import_parquet
 from tlp.core.errors import InvalidInputError
+from tlp.language.constants import bind_all
 from tlp.language.sketch import DecisionKind, parse_sketch
 
 DEVICES = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
@@ -33,14 +34,14 @@ def test_grown_programs_are_valid(starter: DuckDBStore) -> None:
     assert made == 3000 and growth.add(500) == 500
     new = starter.samples(after=mark)
     assert new.height == 3 * 3500 and set(new["device"]) == set(DEVICES)
-    sketches = {s.sketch_id: s for s in starter.get_sketches()}
+    sketches = bind_all(starter.get_sketches(), starter.get_device(DEVICES[0]))
     seen = before.group_by("sketch_id").agg(pl.col("decisions").unique()).rows()
     parents = {sketch_id: np.array(rows) for sketch_id, rows in seen}
     for (sketch_id,), part in (
         new.filter(pl.col("device") == DEVICES[0]).partition_by("sketch_id", as_dict=True).items()
     ):
         rows = np.array(part["decisions"].to_list())
-        for slot in parse_sketch(sketches[sketch_id].instructions_json)[1]:
+        for slot in parse_sketch(sketches[sketch_id].text)[1]:
             values, old = rows[:, slot.start : slot.stop], parents[sketch_id][:, slot.start : slot.stop]
             if slot.kind is DecisionKind.CATEGORICAL:
                 assert values.min() >= 0 and values.max() < len(slot.candidates)

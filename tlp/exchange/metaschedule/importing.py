@@ -44,6 +44,7 @@ from tlp.exchange.metaschedule.records import (
 )
 from tlp.exchange.tally import Tally
 from tlp.fleet.runs import open_run
+from tlp.language.constants import constants_of
 from tlp.language.rows import sketch_nests
 from tlp.language.sketch import LANGUAGE, parse_sketch
 from tlp.programs import workloads
@@ -117,7 +118,8 @@ class _Importer:
         index = record.workload
         module = self._modules[index] if index < len(self._modules) else None
         imported = self._workloads.get(index) or make_workload(record, module)
-        sketch, program = to_program(imported.workload.workload_id, record)
+        constants = constants_of(self._device.family, {**self._device.target, **record.target})
+        sketch, program = to_program(imported.workload.workload_id, record, constants)
         if sketch.sketch_id not in self._problems:
             sketch_nests(sketch)  # raises InvalidInputError for a primitive that no encoder could read
             self._problems[sketch.sketch_id] = imported.problem or sketch_problem(sketch)
@@ -230,7 +232,7 @@ def make_workload(record: Record, module: StoredModule | None) -> ImportedWorklo
 
 def sketch_problem(sketch: Sketch) -> str | None:
     """Why the installed TVM cannot replay a sketch, as far as its primitives say; None if it knows them all."""
-    kinds = dict.fromkeys(str(primitive[0]) for primitive in parse_sketch(sketch.instructions_json)[0])
+    kinds = dict.fromkeys(str(primitive[0]) for primitive in parse_sketch(sketch.text)[0])
     unknown = [kind for kind in kinds if not _is_primitive(kind)]
     return f"TVM {_installed()} does not know the primitive {unknown[0]}" if unknown else None
 

@@ -27,6 +27,7 @@ import orjson
 from storage import Program, Sketch, stable_id
 from tlp.core.errors import InvalidInputError
 from tlp.exchange.ansor.log import open_log
+from tlp.language.constants import Constants
 from tlp.language.sketch import LANGUAGE, DecisionKind, DecisionSlot, from_trace, parse_sketch, split_trace
 
 WORKLOADS: Final = "database_workload.json"
@@ -83,8 +84,10 @@ def _seconds(run_secs: Any) -> tuple[float, ...]:
     return () if max(run_secs) >= FAILED_SECS else tuple(map(float, run_secs))
 
 
-def to_program(workload_id: str, record: Record) -> tuple[Sketch, Program]:
+def to_program(workload_id: str, record: Record, constants: Constants) -> tuple[Sketch, Program]:
     """The sketch and the program of a record's trace as TVM 0.27 writes it: today's names, booleans as integers.
+
+    `constants` are those of the record's target.
 
     Raises:
         InvalidInputError: it is no trace, a sampling primitive has no decision, or one that cannot be.
@@ -93,8 +96,8 @@ def to_program(workload_id: str, record: Record) -> tuple[Sketch, Program]:
         instructions, decisions = split_trace(_without_booleans(record.trace) if record.booleans else record.trace)
         _require_integers(decisions.values())
         renamed = [[_RENAMED.get(kind, kind), *rest] for kind, *rest in instructions]
-        sketch, program = from_trace(workload_id, [renamed, list(decisions.items())])
-        for slot in parse_sketch(sketch.instructions_json)[1]:
+        sketch, program = from_trace(workload_id, [renamed, list(decisions.items())], constants)
+        for slot in parse_sketch(sketch.text)[1]:
             _check_decision(slot, program.decisions[slot.start : slot.stop])
     except (ValueError, TypeError, LookupError, AttributeError) as exc:
         raise InvalidInputError(f"not a MetaSchedule trace: {exc}") from exc

@@ -7,7 +7,8 @@ Notation
     H  devices = heads
     G  workloads = groups; the programs of one workload are contiguous
 
-Programs measured on several devices stand once, with one label per device: the trunk runs once for all heads. What is
+Programs measured on several devices stand once, with one label per device: the trunk runs once for all heads. Where
+the targets of the devices set other numbers (`tlp.language.constants`), a program stands once for each. What is
 kept is decisions, not features; features are made per batch (or once, if they fit `FEATURE_CACHE_BYTES`).
 
 A data set is of one schedule language: that of the encoder; without one given, MetaSchedule's if any of the devices
@@ -31,6 +32,7 @@ from tlp.fleet.counts import more_samples
 from tlp.fleet.states import rows_of
 from tlp.language import encoders
 from tlp.language.arithmetic import KEY as ARITHMETIC
+from tlp.language.constants import Constants, bind, constants_of
 from tlp.language.encoder import Encoder
 from tlp.language.encoders import ANSOR, METASCHEDULE
 from tlp.language.vocabulary import Vocabulary
@@ -161,8 +163,9 @@ def build_dataset(
     version = _version(store, rows, mark, language, encoder_version)
     spoken = encoders.language_of(version)
     held_out = choose_holdout(store, holdout, language=spoken)
-    sketches = {s.sketch_id: s for s in store.get_sketches() if s.language == spoken}
-    wanted = pl.col("sketch_id").is_in(list(sketches)) & ~pl.col("workload_id").is_in(list(held_out.workload_ids))
+    known = [sketch for sketch in store.get_sketches() if sketch.language == spoken]
+    ids = [sketch.sketch_id for sketch in known]
+    wanted = pl.col("sketch_id").is_in(ids) & ~pl.col("workload_id").is_in(list(held_out.workload_ids))
     measured = store.programs_with_latency(devices=names, watermark=mark)
     counts = dict.fromkeys(names, 0) | dict(measured.group_by("device").agg(pl.col("samples").sum()).iter_rows())
     measured = measured.filter(wanted)
@@ -171,13 +174,13 @@ def build_dataset(
             f"there is nothing to train on: {', '.join(names)} have no samples outside the held-out workloads",
             next_command=more_samples(rows[0], 500) if rows else "tlp device list",
         )
+    constants, variant_of = _variants(rows)
+    measured = measured.with_columns(variant=pl.col("device").replace_strict(variant_of, return_dtype=pl.Int64))
     programs = _programs(measured)
-    used = programs["sketch_id"].unique().sort().to_list()
-    kept = tuple(sketches[sketch_id] for sketch_id in used)
+    kept, sketch_of = _bound(programs, known, constants)
     _warn_of_missing_arithmetic(version, kept)
     words = encoders.grow_vocabulary(spoken, vocabulary or encoders.new_vocabulary(spoken), kept)
     encoder = encoders.make_encoder(words, version, length=length)
-    sketch_of = programs["sketch_id"].replace_strict(used, range(len(used)), return_dtype=pl.Int64).to_numpy()
     decisions = _padded(programs["decisions"])
     workload = programs["workload_id"].rle_id().to_numpy().astype(np.int64)
     labels, fastest = _labels(_latencies(measured, programs, names), workload)
@@ -207,18 +210,38 @@ def build_dataset(
 
 
 def _programs(measured: pl.DataFrame) -> pl.DataFrame:
-    """One row per program, in an order that does not depend on when its samples came in."""
+    """One row per program and variant, in an order that does not depend on when its samples came in."""
     return (
-        measured.select("workload_id", "sketch_id", "program_id", "decisions")
-        .unique("program_id", keep="first")
-        .sort("workload_id", "sketch_id", "program_id")
+        measured.select("workload_id", "sketch_id", "program_id", "variant", "decisions")
+        .unique(["program_id", "variant"], keep="first")
+        .sort("workload_id", "sketch_id", "program_id", "variant")
     )
+
+
+def _variants(devices: Sequence[Device]) -> tuple[list[Constants], dict[str, int]]:
+    """The distinct constants of the devices' targets, and which of them each device has."""
+    by_device = {device.name: constants_of(device.family, device.target) for device in devices}
+    constants = list(dict.fromkeys(by_device.values()))
+    return constants, {name: constants.index(own) for name, own in by_device.items()}
+
+
+def _bound(
+    programs: pl.DataFrame, sketches: Sequence[Sketch], constants: Sequence[Constants]
+) -> tuple[tuple[Sketch, ...], npt.NDArray[np.int64]]:
+    """The sketches in use, bound, and `(P,)` which of them each program has."""
+    by_id = {sketch.sketch_id: sketch for sketch in sketches}
+    used = programs.select("sketch_id", "variant").unique().sort("sketch_id", "variant")
+    kept = tuple(bind(by_id[sketch_id], constants[variant]) for sketch_id, variant in used.iter_rows())
+    places = programs.select("sketch_id", "variant").join(
+        used.with_row_index("place"), on=["sketch_id", "variant"], maintain_order="left"
+    )
+    return kept, places["place"].to_numpy().astype(np.int64)
 
 
 def _latencies(measured: pl.DataFrame, programs: pl.DataFrame, devices: Sequence[str]) -> npt.NDArray[np.float64]:
     """`(P, H)` median seconds; NaN: not measured there."""
-    medians = measured.select("device", "program_id", "latency_s").join(
-        programs.select("program_id").with_row_index("row"), on="program_id"
+    medians = measured.select("device", "program_id", "variant", "latency_s").join(
+        programs.select("program_id", "variant").with_row_index("row"), on=["program_id", "variant"]
     )
     names = list(devices)
     column = medians["device"].replace_strict(names, range(len(names)), return_dtype=pl.Int64)

@@ -30,6 +30,7 @@ import polars as pl
 
 from storage import Device, MeasurementStore, Sketch
 from tlp.core.errors import InvalidInputError
+from tlp.language.constants import bind_all
 from tlp.language.sketch import LANGUAGE
 from tlp.programs.per_store import PLAIN_WIDTH, WIDTH, PerStoreFeatures, Programs, Rows
 from tlp.programs.tvm import load_intrinsics, pass_interrupts
@@ -54,7 +55,7 @@ class Group:
 def training_groups(store: MeasurementStore, device: str, *, watermark: int, held_out: AbstractSet[str]) -> list[Group]:
     """What a baseline is trained on: a device's OK programs outside the held-out workloads, sorted."""
     frame = store.programs_with_latency(devices=[device], watermark=watermark)
-    return _groups(store, frame.filter(~pl.col("workload_id").is_in(sorted(held_out))))
+    return _groups(store, device, frame.filter(~pl.col("workload_id").is_in(sorted(held_out))))
 
 
 def held_out_groups(store: MeasurementStore, device: str, *, watermark: int, held_out: AbstractSet[str]) -> list[Group]:
@@ -62,11 +63,12 @@ def held_out_groups(store: MeasurementStore, device: str, *, watermark: int, hel
     if not held_out:
         return []
     frame = store.programs_with_latency(devices=[device], watermark=watermark, workload_ids=sorted(held_out))
-    return _groups(store, frame)
+    return _groups(store, device, frame)
 
 
-def _groups(store: MeasurementStore, measured: pl.DataFrame) -> list[Group]:
-    sketches = {s.sketch_id: s for s in store.get_sketches() if s.language == LANGUAGE}
+def _groups(store: MeasurementStore, device: str, measured: pl.DataFrame) -> list[Group]:
+    known = [sketch for sketch in store.get_sketches() if sketch.language == LANGUAGE]
+    sketches = bind_all(known, store.get_device(device))
     frame = measured.filter(pl.col("sketch_id").is_in(list(sketches)))
     return [
         Group(

@@ -23,6 +23,7 @@ import polars as pl
 from storage import Device, MeasurementStore, Sketch
 from tlp.core.errors import InvalidInputError
 from tlp.fleet.states import rows_of
+from tlp.language.constants import bind_all
 from tlp.language.sketch import LANGUAGE
 from tlp.model.predictor import Predictor
 from tlp.training.data.holdout import Holdout, choose_holdout
@@ -207,9 +208,10 @@ def evaluate(
     mark = store.watermark() if watermark is None else watermark
     chosen = holdout or choose_holdout(store, language=language)
     ids = sorted(chosen.workload_ids)
-    sketches = {s.sketch_id: s for s in store.get_sketches(workload_ids=ids) if s.language == language} if ids else {}
+    known = [s for s in store.get_sketches(workload_ids=ids) if s.language == language] if ids else []
     results: dict[str, dict[str, PredictorResult]] = {}
     for device in rows_of(store, devices):
+        sketches = bind_all(known, device)
         groups = _measured(store, device.name, mark, ids, list(sketches), exclude)
         if not groups:
             continue
