@@ -174,8 +174,7 @@ def build_dataset(
             f"there is nothing to train on: {', '.join(names)} have no samples outside the held-out workloads",
             next_command=more_samples(rows[0], 500) if rows else "tlp device list",
         )
-    constants, variant_of = _variants(rows)
-    measured = measured.with_columns(variant=pl.col("device").replace_strict(variant_of, return_dtype=pl.Int64))
+    measured, constants = _with_variant(measured, rows)
     programs = _programs(measured)
     kept, sketch_of = _bound(programs, known, constants)
     _warn_of_missing_arithmetic(version, kept)
@@ -218,11 +217,12 @@ def _programs(measured: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _variants(devices: Sequence[Device]) -> tuple[list[Constants], dict[str, int]]:
-    """The distinct constants of the devices' targets, and which of them each device has."""
+def _with_variant(measured: pl.DataFrame, devices: Sequence[Device]) -> tuple[pl.DataFrame, list[Constants]]:
+    """The distinct constants of the devices' targets; the frame says in `variant` which of them its device has."""
     by_device = {device.name: constants_of(device.family, device.target) for device in devices}
     constants = list(dict.fromkeys(by_device.values()))
-    return constants, {name: constants.index(own) for name, own in by_device.items()}
+    variant_of = {name: constants.index(own) for name, own in by_device.items()}
+    return measured.with_columns(variant=pl.col("device").replace_strict(variant_of, return_dtype=pl.Int64)), constants
 
 
 def _bound(
