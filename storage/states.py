@@ -80,6 +80,7 @@ class ReasonCode(StrEnum):
     CRASHED = "crashed"
     # of a model's event
     MOVED_IN_MLFLOW = "moved_in_mlflow"  # by a person, found afterwards
+    LIVE_FALL = "live_fall"  # rolled back: the version's live quality fell
     HELD = "held"  # a person: nothing is promoted; of a version's event, too
     RELEASED = "released"
     # of a version's event

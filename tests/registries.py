@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from storage import Actor, ModelEvent
+from storage import Actor, ModelEvent, ReasonCode
 from tlp.core.errors import InvalidInputError, NotFoundError
 from tlp.core.registry import CHAMPION, ModelRegistry, ModelVersion, ResolvedModel, Submission, pin_alias, rejected_tag
 from tlp.registry import moves
@@ -139,17 +139,18 @@ class FakeRegistry(ModelRegistry):
         device: str | None = None,
         reason: str = "rolled back",
         by: Actor = Actor.PERSON,
+        code: ReasonCode = ReasonCode.OTHER,
+        leaving: int | None = None,
     ) -> ModelEvent:
         """Move an alias back; see `ModelRegistry.rollback`."""
         alias = CHAMPION if device is None else pin_alias(device)
         before = self.aliases.get((family, alias), self.champion_version(family))
         if to is None:
             to = moves.previous(model_name(family), alias, before, self.history(family), self.list_versions(family))
-        if self._get(family, to).version == before:
-            raise InvalidInputError(f"{alias} is version {to} already")
+        moves.check_leaving(model_name(family), alias, before, self._get(family, to).version, leaving)
         if before is not None:
             self.tag(family, before, rejected_tag(alias), reason)
-        return self._move(family, alias, before, to, reason, by)
+        return self._move(family, alias, before, to, reason, by, code)
 
     def history(self, family: str | None = None) -> list[ModelEvent]:
         """Recorded moves, oldest first."""
@@ -169,8 +170,17 @@ class FakeRegistry(ModelRegistry):
             if family is None or row.model == model_name(family)
         ]
 
-    def _move(self, family: str, alias: str, before: int | None, to: int, reason: str, by: Actor) -> ModelEvent:
+    def _move(
+        self,
+        family: str,
+        alias: str,
+        before: int | None,
+        to: int,
+        reason: str,
+        by: Actor,
+        code: ReasonCode = ReasonCode.OTHER,
+    ) -> ModelEvent:
         source = None if before is None else str(before)
         self.aliases[family, alias] = to
-        self.events.append(ModelEvent(datetime.now(UTC), model_name(family), alias, source, str(to), by, reason))
+        self.events.append(ModelEvent(datetime.now(UTC), model_name(family), alias, source, str(to), by, reason, code))
         return self.events[-1]

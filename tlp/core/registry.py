@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
-from storage import Actor, ModelEvent
+from storage import Actor, ModelEvent, ReasonCode
 from tlp.core.errors import NotFoundError, RegistryError, RegistryUnavailableError
 
 T = TypeVar("T")
@@ -258,14 +258,17 @@ class ModelRegistry(ABC):
         device: str | None = None,
         reason: str = "rolled back",
         by: Actor = Actor.PERSON,
+        code: ReasonCode = ReasonCode.OTHER,
+        leaving: int | None = None,
     ) -> ModelEvent:
         """Move `champion` (with `device`: that device's pin) back and tag the version it was on as rejected.
 
         Args:
             to: version to go to; None: the champion before, by the recorded moves, that is there and not rejected.
                 After promoting 1, 2, 3, two rollbacks lead to 2 and then to 1.
+            leaving: the version that is to be rejected; None: whichever the alias is on.
 
-        Raises InvalidInputError: `to` is where the alias is already.
+        Raises InvalidInputError: `to` is where the alias is already, or it is not on `leaving` any more.
         """
 
     @abstractmethod

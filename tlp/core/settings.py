@@ -68,12 +68,15 @@ class Settings(BaseSettings):
 
     # -- live quality of a model
     live_accuracy_drop: float = Field(
-        0.10, ge=0, lt=1, description="Fall of the live pair accuracy (0 to 1) that makes a retraining due."
+        0.10, ge=0, lt=1, description="Fall of the live pair accuracy (0 to 1) that is still allowed."
     )
-    live_baseline_rounds: int = Field(64, ge=2, description="First rounds of a version on a device: its baseline.")
-    live_window_rounds: int = Field(32, ge=2, description="Newest tuning rounds that are compared with the first.")
+    live_baseline_rounds: int = Field(2, ge=1, description="First rounds of a workload with a version: its baseline.")
+    live_window_rounds: int = Field(64, ge=2, description="Newest tuning rounds that are compared with baselines.")
     live_min_pairs: int = Field(300, ge=1, description="Pairs of programs either side needs before a fall is judged.")
     live_tie_margin: float = Field(0.05, ge=0, description="Relative difference of latencies that is still a tie.")
+    on_live_fall: Literal["retrain", "rollback"] = Field(
+        "retrain", description="What follows a fall: a retraining is due, or champion goes back first."
+    )
 
     # -- training
     seed: int = Field(0, ge=0, lt=1 << 31, description="Seed of samplers, training and bootstrap.")

@@ -6,12 +6,16 @@ Best-of-k is the round's best latency over the best one among the k programs the
 what its model likes, and a little at random: programs of a round are more alike than those of an evaluation, so live
 figures are compared with live figures only, never with an evaluation's.
 
-**Over time.** A version's first `live_baseline_rounds` rounds on a device are its baseline, the newest
-`live_window_rounds` after them the window. Later rounds of a search are harder (survivors are more alike), which is no
-fault of the model: pairs are compared within strata, by how far their latencies lie apart and by how often the task
-had its turn before, and the baseline is weighted as the window is made up. Pairs of one round are not independent, so
-the standard error is that of rounds (a ratio estimator, linearised). The version **fell** if the accuracy is down by
-more than `live_accuracy_drop` and the one-sided 95% bound says that it is down at all.
+**Over time.** A version does not change, but what it is asked does: another network is easier or harder. So a workload
+is compared with itself. Its first `live_baseline_rounds` rounds with a version on a device are its baseline; the
+newest `live_window_rounds` later ones, of all workloads that had their baseline before, are the window. A workload
+without a baseline is not judged: its rounds make one. Later rounds of a search are harder (survivors are more alike),
+which is no fault of the model: pairs are compared within strata, by how far their latencies lie apart, with the weights
+of Mantel and Haenszel (1959). Rounds of one workload are not independent: the standard error is that of the workloads'
+falls.
+
+The version **fell** if the one-sided 95% bound says that its accuracy is down by more than `live_accuracy_drop`. That
+needs `MIN_WORKLOADS` workloads: what falls on one alone may be its search, not the model.
 
 Rounds measured while the canary was off are left out of all of it: then it is the machine that drifts.
 """
@@ -20,9 +24,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from datetime import datetime
 from itertools import combinations
 from typing import Any, Final
 
@@ -33,10 +37,9 @@ from tlp.core.settings import Settings
 GAPS: Final = (0.2, 0.6)  # |ln(latency ratio)| at which pairs become a further apart, easier stratum
 BEST_OF: Final = (1, 5)
 CONFIDENCE: Final = 0.95
-_VISITS: Final = 2  # rounds of a task before, told apart up to this many
+MIN_WORKLOADS: Final = 8  # compared with themselves before a version is judged
 
-Stratum = tuple[int, int]
-"""(visit class, gap class)."""
+ByWorkload = dict[str, list[RoundQuality]]
 
 
 @dataclass(frozen=True)
@@ -57,9 +60,10 @@ def count_pairs(scores: Sequence[float], latencies_s: Sequence[float], *, tie_ma
     """
     pairs, right, ties = [0] * (len(GAPS) + 1), [0.0] * (len(GAPS) + 1), 0
     measured = list(zip(scores, latencies_s, strict=True))
+    tie = math.log1p(tie_margin)
     for (score_a, latency_a), (score_b, latency_b) in combinations(measured, 2):
         gap = abs(math.log(latency_a / latency_b))
-        if gap < math.log1p(tie_margin) or latency_a == latency_b:
+        if gap < tie or latency_a == latency_b:
             ties += 1
             continue
         place = sum(gap >= limit for limit in GAPS)
@@ -81,13 +85,14 @@ def accuracy(rounds: Sequence[RoundQuality]) -> float | None:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A version's window against its baseline, over the strata that both have."""
+    """A version's window against the baselines of the same workloads, over the strata that both have."""
 
     accuracy: float  # of the window, 0 to 1
-    expected: float  # of the baseline, weighted as the window is made up
+    expected: float  # of the baselines, weighted alike
     error: float  # standard error of the difference
     at_least: float  # one-sided lower bound of the fall; may be negative
     pairs: int  # of the window that were compared
+    workloads: int
 
     @property
     def fall(self) -> float:
@@ -100,47 +105,31 @@ def usable(rounds: Sequence[RoundQuality]) -> list[RoundQuality]:
     return [row for row in rounds if not row.canary_off and sum(row.pairs) > 0]
 
 
-def compare(rounds: Sequence[RoundQuality], settings: Settings) -> Comparison | None:
-    """The newest rounds of one version on one device against its first; None if there are too few rounds or pairs."""
-    good = usable(rounds)
-    baseline = good[: settings.live_baseline_rounds]
-    window = good[settings.live_baseline_rounds :][-settings.live_window_rounds :]
-    if len(baseline) < settings.live_baseline_rounds or len(window) < settings.live_window_rounds:
+def compare(rounds: Sequence[RoundQuality], settings: Settings, *, since: datetime | None = None) -> Comparison | None:
+    """The newest rounds of one version on one device against the first of the same workloads.
+
+    None if there are too few rounds, pairs or workloads. `since`: rounds before are baseline, but not judged.
+    """
+    baseline, window = _split(usable(rounds), settings, since)
+    parts = [part for key, rows in window.items() if (part := _compare_workload(baseline[key], rows)) is not None]
+    fewest = min(sum(part.before for part in parts), sum(part.now for part in parts))
+    if len(parts) < MIN_WORKLOADS or fewest < settings.live_min_pairs:
         return None
-    before, before_right = _totals(baseline)
-    now, now_right = _totals(window)
-    common = [stratum for stratum in now if before[stratum]]
-    compared = sum(now[stratum] for stratum in common)
-    if min(compared, sum(before[stratum] for stratum in common)) < settings.live_min_pairs:
-        return None
-    rate = {stratum: before_right[stratum] / before[stratum] for stratum in common}
-    weight = {stratum: now[stratum] / compared for stratum in common}
-    observed = sum(now_right[stratum] for stratum in common) / compared
-    expected = sum(weight[stratum] * rate[stratum] for stratum in common)
-    deviations = [
-        sum(right - rate[s] * pairs for s, pairs, right in _strata(row) if s in rate) / compared for row in window
-    ]
-    shares = [
-        sum(weight[s] * (right - rate[s] * pairs) / before[s] for s, pairs, right in _strata(row) if s in rate)
-        for row in baseline
-    ]
-    error = math.sqrt(_variance_of_sum(deviations) + _variance_of_sum(shares))
-    quantile = _student(min(len(window), len(baseline)) - 1)
-    return Comparison(observed, expected, error, expected - observed - quantile * error, compared)
+    return _pooled(parts)
 
 
-def fell(fleet: Fleet, device: str, version: str) -> str | None:
+def fell(fleet: Fleet, device: str, version: str, *, since: datetime | None = None) -> str | None:
     """Why a version counts as fallen on a device, with both accuracies; None if it does not, or as in `compare`."""
     rounds = fleet.store.round_qualities(device=device, version=version)
-    return _verdict(compare(rounds, fleet.settings), fleet.settings, device, version)
+    return _verdict(compare(rounds, fleet.settings, since=since), fleet.settings, device, version)
 
 
 def summary(fleet: Fleet, device: str, version: str) -> dict[str, Any] | None:
     """A version's live quality on a device for `tlp status`; None if it tuned nothing there yet.
 
-    Keys: version, rounds, flagged_rounds, pairs, pair_accuracy (newest window), expected_accuracy (its baseline,
-    weighted alike; null as long as there is too little), fall, fall_at_least, best_of (k → mean over the window),
-    fell (reason or null).
+    Keys: version, rounds, flagged_rounds, pairs, pair_accuracy (window; newest rounds as long as there is too little to
+    compare), expected_accuracy (baselines of the same workloads; null as long as there is too little), fall,
+    fall_at_least, workloads (compared), best_of (k → mean over the newest rounds), fell (reason or null).
     """
     rounds = fleet.store.round_qualities(device=device, version=version)
     if not rounds:
@@ -153,10 +142,11 @@ def summary(fleet: Fleet, device: str, version: str) -> dict[str, Any] | None:
         "rounds": len(rounds),
         "flagged_rounds": sum(bool(row.canary_off) for row in rounds),
         "pairs": sum(sum(row.pairs) for row in good),
-        "pair_accuracy": accuracy(recent),
+        "pair_accuracy": comparison.accuracy if comparison else accuracy(recent),
         "expected_accuracy": comparison.expected if comparison else None,
         "fall": comparison.fall if comparison else None,
         "fall_at_least": comparison.at_least if comparison else None,
+        "workloads": comparison.workloads if comparison else 0,
         "best_of": {
             str(k): statistics.fmean(ratios)
             for k in BEST_OF
@@ -167,41 +157,90 @@ def summary(fleet: Fleet, device: str, version: str) -> dict[str, Any] | None:
 
 
 def _verdict(comparison: Comparison | None, settings: Settings, device: str, version: str) -> str | None:
-    if comparison is None or comparison.fall <= settings.live_accuracy_drop or comparison.at_least <= 0:
+    if comparison is None or comparison.at_least <= settings.live_accuracy_drop:
         return None
     return (
         f"version {version} ranks {comparison.accuracy:.1%} of pairs right on {device} in its newest "
-        f"{settings.live_window_rounds} rounds, {comparison.expected:.1%} were right in its first: down by "
-        f"{comparison.fall:.1%} (at least {comparison.at_least:.1%} with {CONFIDENCE:.0%} confidence, "
-        f"{settings.live_accuracy_drop:.0%} is allowed)"
+        f"{settings.live_window_rounds} rounds, {comparison.expected:.1%} were right in the first of the same "
+        f"{comparison.workloads} workloads: down by {comparison.fall:.1%} (at least {comparison.at_least:.1%} with "
+        f"{CONFIDENCE:.0%} confidence, {settings.live_accuracy_drop:.0%} is allowed)"
     )
 
 
-def _strata(row: RoundQuality) -> list[tuple[Stratum, int, float]]:
-    visit = min(row.visit, _VISITS)
-    return [
-        ((visit, gap), pairs, right)
-        for gap, (pairs, right) in enumerate(zip(row.pairs, row.pairs_right, strict=True))
-        if pairs
-    ]
+def _split(rounds: Sequence[RoundQuality], settings: Settings, since: datetime | None) -> tuple[ByWorkload, ByWorkload]:
+    """Baselines and window by workload; the window is {} if there are too few rounds for one.
+
+    It has rounds of workloads whose baseline was complete before it begins: what fell before does not show in others.
+    """
+    baseline: ByWorkload = {}
+    completes, later = set(), set()
+    for number, row in enumerate(rounds):
+        first = baseline.setdefault(row.workload_id, [])
+        if len(first) == settings.live_baseline_rounds:
+            later.add(number)
+            continue
+        first.append(row)
+        if len(first) == settings.live_baseline_rounds:
+            completes.add(number)
+    window: ByWorkload = {}
+    for number, row in reversed(list(enumerate(rounds))):
+        if number in completes:
+            window.pop(row.workload_id, None)
+        elif number in later and (since is None or row.at >= since):
+            window.setdefault(row.workload_id, []).append(row)
+            if sum(map(len, window.values())) == settings.live_window_rounds:
+                return baseline, window
+    return baseline, {}
 
 
-def _totals(rounds: Sequence[RoundQuality]) -> tuple[Counter[Stratum], dict[Stratum, float]]:
-    pairs: Counter[Stratum] = Counter()
-    right: dict[Stratum, float] = {}
+@dataclass(frozen=True)
+class _Part:
+    """One workload: shares of pairs right, weighted over its strata, and the sum of those weights."""
+
+    weight: float
+    right_before: float
+    right_now: float
+    before: int
+    now: int
+
+
+def _compare_workload(baseline: Sequence[RoundQuality], window: Sequence[RoundQuality]) -> _Part | None:
+    """None if no stratum has pairs on both sides."""
+    first, newest, parts = _totals(baseline), _totals(window), []
+    for gap in sorted(first.keys() & newest.keys()):
+        (before, before_right), (now, now_right) = first[gap], newest[gap]
+        weight = before * now / (before + now)
+        parts.append(_Part(weight, weight * before_right / before, weight * now_right / now, before, now))
+    return _Part(*(sum(column) for column in zip(*map(astuple, parts), strict=True))) if parts else None
+
+
+def _pooled(parts: Sequence[_Part]) -> Comparison:
+    """Over workloads; the error is the cluster-robust one, with as many degrees of freedom as their weights leave."""
+    total = sum(part.weight for part in parts)
+    expected, observed = (
+        sum(side) / total for side in zip(*((p.right_before, p.right_now) for p in parts), strict=True)
+    )
+    fall = expected - observed
+    scatter = sum((p.right_before - p.right_now - p.weight * fall) ** 2 for p in parts)
+    error = math.sqrt(scatter * len(parts) / (len(parts) - 1)) / total
+    freedom = max(1.0, total**2 / sum(part.weight**2 for part in parts) - 1)
+    at_least = fall - _student(freedom) * error
+    return Comparison(observed, expected, error, at_least, sum(part.now for part in parts), len(parts))
+
+
+def _totals(rounds: Sequence[RoundQuality]) -> dict[int, tuple[int, float]]:
+    """Stratum → pairs, and those ranked right."""
+    totals: dict[int, tuple[int, float]] = {}
     for row in rounds:
-        for stratum, count, good in _strata(row):
-            pairs[stratum] += count
-            right[stratum] = right.get(stratum, 0.0) + good
-    return pairs, right
+        for gap, (pairs, right) in enumerate(zip(row.pairs, row.pairs_right, strict=True)):
+            if pairs:
+                seen, good = totals.get(gap, (0, 0.0))
+                totals[gap] = (seen + pairs, good + right)
+    return totals
 
 
-def _variance_of_sum(parts: Sequence[float]) -> float:
-    """Variance of the sum of independent parts, from how they scatter."""
-    return statistics.variance(parts) * len(parts)
-
-
-def _student(freedom: int) -> float:
-    """Student's one-sided quantile at CONFIDENCE, to the first order in 1 / degrees of freedom (Cornish-Fisher)."""
+def _student(freedom: float) -> float:
+    """Student's one-sided quantile at CONFIDENCE, to the second order in 1 / degrees of freedom (Cornish-Fisher)."""
     z = statistics.NormalDist().inv_cdf(CONFIDENCE)
-    return z + (z**3 + z) / (4 * freedom)
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    return z + (z**3 + z) / (4 * freedom) + second / freedom**2

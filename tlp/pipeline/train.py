@@ -15,7 +15,7 @@ from tlp.core.errors import BusyError, InvalidInputError, ModelFormatError, NotF
 from tlp.core.fleet import Fleet
 from tlp.core.progress import say, track
 from tlp.core.requests import TrainRequest
-from tlp.fleet import locks, runs, states
+from tlp.fleet import fallen, locks, runs, states
 from tlp.measure.endpoint import endpoint_of
 from tlp.registry import model_name
 from tlp.training.kinds import trained_kind
@@ -205,10 +205,15 @@ def _not_trained(key: str, plans: Sequence[TrainingPlan], verdict: str) -> Repor
 def reconcile(fleet: Fleet) -> int:
     """Record what people moved in MLflow, close its runs of dead processes, register trained models that were kept.
 
+    A champion whose live quality fell is left, if that is the setting (`tlp.fleet.fallen`).
+
     Returns the number of moves that were recorded. Raises RegistryError if the registry is at fault.
     """
     fleet.registry.close_stale_runs()
     moves = fleet.registry.reconcile()
+    for device in fleet.store.list_devices() if fleet.settings.on_live_fall == "rollback" else ():
+        if device.state not in states.OUT_OF_WORK:
+            fallen.roll_back(fleet, device)
     for done in submit_kept(fleet):
         verdict = "promoted" if done.promoted else "not promoted"
         say(f"{done.model} version {done.version}, trained by a run that did not get through: {verdict}")

@@ -156,6 +156,13 @@ def check_judged(
     raise InvalidInputError(what, next_command=f"tlp model promote {version}")
 
 
+def check_leaving(model: str, alias: str, now: int | None, target: int, leaving: int | None) -> None:
+    """Raises InvalidInputError: a rollback would lead nowhere, or somebody moved the alias off `leaving` meanwhile."""
+    if target == now or (leaving is not None and now != leaving):
+        already = "already" if target == now else "by now"
+        raise InvalidInputError(f"{alias} of {model} is {_named(now)} {already}", next_command="tlp model list")
+
+
 # -- moving ---------------------------------------------------------------------------------------------------
 class Mover(Reader):
     """Alias moves of one client, recorded in one store. The caller holds the model's lock."""
@@ -169,7 +176,15 @@ class Mover(Reader):
         retrying(lambda: self._client.set_model_version_tag(model, str(version), key, value))
 
     def move(
-        self, model: str, alias: str, version: int, *, reason: str, by: Actor, from_version: int | None = None
+        self,
+        model: str,
+        alias: str,
+        version: int,
+        *,
+        reason: str,
+        by: Actor,
+        code: ReasonCode = ReasonCode.OTHER,
+        from_version: int | None = None,
     ) -> ModelEvent | None:
         """Announce the move, make it, record it. Killed at any point, `reconcile` knows whose move it was."""
         target = self.get(model, version)
@@ -183,7 +198,7 @@ class Mover(Reader):
                 next_command=f"tlp model promote {version}",
             )
         source = current if current is not None else from_version
-        event = ModelEvent(datetime.now(UTC), model, alias, _text(source), str(version), by, reason)
+        event = ModelEvent(datetime.now(UTC), model, alias, _text(source), str(version), by, reason, code)
         self._announce(target, event, source)
         reached("announced")
         if by is Actor.PERSON:
@@ -200,7 +215,13 @@ class Mover(Reader):
         The intent of the version moved away from goes: a store without history would take a person's move for it.
         """
         client, key = self._client, INTENT + event.alias
-        intent = {"at": event.at.isoformat(), "from": source, "to": target.version, "by": event.by.value}
+        intent = {
+            "at": event.at.isoformat(),
+            "from": source,
+            "to": target.version,
+            "by": event.by.value,
+            "code": event.code,
+        }
         text = canonical_json(intent | {"reason": event.reason[:2000]})
         gone = (*MISSING, "INVALID_PARAMETER_VALUE", "INVALID_STATE")  # the run, or its tag
         if not target.run_id or not none_if(gone, lambda: client.set_tag(target.run_id, key, text) or True):
@@ -210,13 +231,21 @@ class Mover(Reader):
             none_if(gone, lambda: client.delete_tag(before.run_id, key))
 
     def move_back(
-        self, model: str, alias: str, version: int, *, from_version: int | None, reason: str, by: Actor
+        self,
+        model: str,
+        alias: str,
+        version: int,
+        *,
+        from_version: int | None,
+        reason: str,
+        by: Actor,
+        code: ReasonCode = ReasonCode.OTHER,
     ) -> ModelEvent:
         """A rollback: the version moved away from is rejected for that alias. Raises NotFoundError."""
         self.get(model, version)
         if from_version is not None:  # before the move: killed in between, the next rollback does the same again
             self.tag(model, from_version, rejected_tag(alias), reason)
-        event = self.move(model, alias, version, reason=reason, by=by, from_version=from_version)
+        event = self.move(model, alias, version, reason=reason, by=by, code=code, from_version=from_version)
         if event is None:
             raise RegistryError(f"{alias} of {model} is version {version} already", next_command="tlp model list")
         return event
@@ -292,7 +321,8 @@ class Mover(Reader):
             at = datetime.fromisoformat(intent["at"])
             if all(event.at != at for event in events):  # else recorded; it came here again by somebody else's hand
                 source, by = _text(intent["from"]), Actor(intent["by"])
-                return ModelEvent(at, model, alias, source, _text(now), by, intent["reason"])
+                code = ReasonCode(intent.get("code", ReasonCode.OTHER))
+                return ModelEvent(at, model, alias, source, _text(now), by, intent["reason"], code)
         return None
 
 

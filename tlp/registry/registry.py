@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import filelock
 import httpx
 
-from storage import Actor, MeasurementStore, ModelEvent, RoundQuality, open_store
+from storage import Actor, MeasurementStore, ModelEvent, ReasonCode, RoundQuality, open_store
 from tlp.core import secrets
 from tlp.core.errors import BusyError, InvalidInputError
 from tlp.core.registry import CHAMPION, ModelRegistry, ModelVersion, ResolvedModel, Submission, pin_alias
@@ -150,6 +150,8 @@ class Registry(ModelRegistry):
         device: str | None = None,
         reason: str = "rolled back",
         by: Actor = Actor.PERSON,
+        code: ReasonCode = ReasonCode.OTHER,
+        leaving: int | None = None,
     ) -> ModelEvent:
         """Move an alias back and tag the version it was on as rejected."""
         model = model_name(family)
@@ -160,10 +162,8 @@ class Registry(ModelRegistry):
             aliases = self._read.aliases(model)
             current = aliases.get(alias, aliases.get(CHAMPION))
             target = mover.previous(model, alias, current) if to is None else to
-            if target == current:
-                what = f"{alias} of {model} is version {current} already"
-                raise InvalidInputError(what, next_command="tlp model list")
-            return mover.move_back(model, alias, target, from_version=current, reason=reason, by=by)
+            moves.check_leaving(model, alias, current, target, leaving)
+            return mover.move_back(model, alias, target, from_version=current, reason=reason, by=by, code=code)
 
     def history(self, family: str | None = None) -> list[ModelEvent]:
         """Recorded alias moves, oldest first; of every family if None. Does not ask MLflow."""

@@ -15,7 +15,7 @@ from tlp.core.fleet import Fleet
 from tlp.core.progress import say
 from tlp.core.requests import TuneRequest
 from tlp.core.settings import Settings
-from tlp.fleet import locks, runs, states
+from tlp.fleet import fallen, locks, runs, states
 from tlp.measure import Runner, quarantine
 from tlp.measure.canary import CanaryWatch
 from tlp.measure.endpoint import endpoint_of, open_runner, require_measurable
@@ -78,10 +78,10 @@ def tune(
     Rounds of `settings.tune_batch` programs; the task scheduler says of which subgraph. A trial is one measured
     program, failed ones included. Programs measured on this device before are not measured again; the search starts
     from the best of them. Before each round the model is looked up anew and the canary is measured; after it the
-    model's predictions are compared with the latencies (`tlp.fleet.quality`). At the end the best
-    `settings.tune_remeasure` programs are measured again (`tlp.search._remeasure`). Each round is one transaction; on
-    Ctrl-C, SIGTERM or an error what was measured is stored first. The device is locked throughout and the run is a row
-    of kind TUNE. A resumed run keeps its parameters, but for `trials` if it is given.
+    model's predictions are compared with the latencies (`tlp.fleet.quality`; what follows a fall: `tlp.fleet.fallen`).
+    At the end the best `settings.tune_remeasure` programs are measured again (`tlp.search._remeasure`). Each round is
+    one transaction; on Ctrl-C, SIGTERM or an error what was measured is stored first. The device is locked throughout
+    and the run is a row of kind TUNE. A resumed run keeps its parameters, but for `trials` if it is given.
 
     Args:
         device: the request's; None: it is looked up.
@@ -121,6 +121,7 @@ def tune(
             report = _run(tuning, search, run, point.run_ids if point else ())
         if asks_registry:
             _log_live(fleet, device)
+            fallen.roll_back(fleet, device)
         return report
 
 

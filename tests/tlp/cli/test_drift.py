@@ -56,10 +56,11 @@ def test_a_version_that_fell_is_a_warning(tlp, device, monkeypatch):
 
     def rows(count: int, right: float) -> list[RoundQuality]:
         return [
-            RoundQuality("r", "cpu", "3", "w", T0, 0, 9, (30,), (right + i % 3,), 0, {1: 0.9}) for i in range(count)
+            RoundQuality("r", "cpu", "3", f"w{i % 16}", T0, 0, 9, (30,), (right + i % 3,), 0, {1: 0.9})
+            for i in range(count)
         ]
 
-    store.add_round_qualities(rows(settings.live_baseline_rounds, 26.0))
+    store.add_round_qualities(rows(16 * settings.live_baseline_rounds, 26.0))
     models = [{"name": "mtl-tlp-x86_64", "champion_version": "3", "versions": 3, "pins": {}}]
     monkeypatch.setattr(status, "models_at", lambda *_: (models, None))
     assert tlp("status", "--json").data["devices"][0]["live"]["fall"] is None

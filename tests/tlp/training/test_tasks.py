@@ -96,11 +96,12 @@ def test_the_same_samples_are_not_trained_again_after_the_gate_said_no(quick: Se
 
 
 def rounds(store: DuckDBStore, right: list[float], *, canary_off: bool = False) -> None:
+    """A round of each of some workloads."""
     run = store.start_run(RunKind.TUNE, device="x86-64-v2", params={}, owner={})
     store.add_round_qualities(
         [
             RoundQuality(
-                run, "x86-64-v2", "3", "w", AT + timedelta(minutes=i), 2, 10, (20,), (20 * share,), 0, {1: 1.0},
+                run, "x86-64-v2", "3", f"w{i}", AT + timedelta(minutes=i), 2, 10, (20,), (20 * share,), 0, {1: 1.0},
                 canary_off,
             )
             for i, share in enumerate(right)
@@ -111,7 +112,7 @@ def rounds(store: DuckDBStore, right: list[float], *, canary_off: bool = False) 
 def test_a_fall_of_the_live_accuracy_makes_a_training_due(quick: Settings) -> None:
     store = DuckDBStore()
     fill_store(store)
-    limits = {"live_baseline_rounds": 4, "live_window_rounds": 4, "live_min_pairs": 60, "live_accuracy_drop": 0.1}
+    limits = {"live_baseline_rounds": 1, "live_window_rounds": 8, "live_min_pairs": 60, "live_accuracy_drop": 0.1}
     settings = quick.model_copy(update=limits)
     champion = manifest("x86-64-v2", watermark=store.watermark())
 
@@ -119,13 +120,13 @@ def test_a_fall_of_the_live_accuracy_makes_a_training_due(quick: Settings) -> No
         found = decide(fleet_of(settings, store), "x86-64-v2", champion, champion_version=version)
         return found.reason if found.train else None
 
-    rounds(store, [0.8] * 4)
+    rounds(store, [0.8] * 8)
     assert due(3) is None  # nothing to compare with yet
-    rounds(store, [0.75] * 4)
+    rounds(store, [0.75] * 8)
     assert due(3) is None  # within the setting
-    rounds(store, [0.2] * 4, canary_off=True)
+    rounds(store, [0.2] * 8, canary_off=True)
     assert due(3) is None  # the machine drifted, not the model
-    rounds(store, [0.55] * 4)
+    rounds(store, [0.55] * 8)
     reason = due(3)
     assert reason is not None and "80.0%" in reason and "55.0%" in reason and "0 new samples" in reason
     assert due(2) is None and due(None) is None  # of another version nothing is known
