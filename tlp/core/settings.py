@@ -68,7 +68,7 @@ class Settings(BaseSettings):
 
     # -- live quality of a model
     live_accuracy_drop: float = Field(
-        0.10, ge=0, lt=1, description="Fall of the live pair accuracy (0 to 1) that is still allowed."
+        0.09, ge=0, lt=1, description="Fall of the live pair accuracy (0 to 1) that is still allowed."
     )
     live_baseline_rounds: int = Field(2, ge=1, description="First rounds of a workload with a version: its baseline.")
     live_window_rounds: int = Field(64, ge=2, description="Newest tuning rounds that are compared with baselines.")
