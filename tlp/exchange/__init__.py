@@ -5,5 +5,3 @@ through which measuring processes hand batches in.
 """
 
 from tlp.exchange.stages import export_folder, export_metaschedule, import_ansor, import_folder, import_metaschedule
-
-__all__ = ["export_folder", "export_metaschedule", "import_ansor", "import_folder", "import_metaschedule"]

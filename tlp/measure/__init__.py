@@ -10,5 +10,3 @@ from tlp.measure.contract import (
     Runner,
     measure_input,
 )
-
-__all__ = ["ArgInfo", "Check", "MeasureInput", "MeasureOutcome", "Observation", "Proposer", "Runner", "measure_input"]

@@ -9,16 +9,3 @@ from tlp.registry.mlflow import log_night
 from tlp.registry.moves import recorded_models
 from tlp.registry.registry import Registry, models_at
 from tlp.registry.versions import family_of, find_champion, model_name
-
-__all__ = [
-    "CHAMPION",
-    "MLFLOW_ENVIRONMENT",
-    "Registry",
-    "family_of",
-    "find_champion",
-    "log_night",
-    "model_name",
-    "models_at",
-    "pin_alias",
-    "recorded_models",
-]

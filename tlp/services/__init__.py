@@ -7,15 +7,3 @@ from tlp.services.contract import ServicesView
 from tlp.services.prefect import POOL, client_env, prefect_env
 from tlp.services.table import look, prefect_apis
 from tlp.services.updown import down, temporary_services, up
-
-__all__ = [
-    "POOL",
-    "ServicesView",
-    "client_env",
-    "down",
-    "look",
-    "prefect_apis",
-    "prefect_env",
-    "temporary_services",
-    "up",
-]

@@ -6,5 +6,3 @@
 from tlp.pipeline.night._due import Decided, Pair, decide, plan
 from tlp.pipeline.night._night import Night, NightRegistry
 from tlp.pipeline.night._report import Turn
-
-__all__ = ["Decided", "Night", "NightRegistry", "Pair", "Turn", "decide", "plan"]
