@@ -33,7 +33,6 @@ from rich.console import Console
 from rich.table import Table
 
 CASES = ("felix", "felix-mean", "felix-alone", "mixed", "evolutionary", "tlp")
-CHOOSERS = {"felix-mean": "mean", "felix-alone": "felix"}
 MAIN = ("felix", "evolutionary", "tlp")  # with all seeds
 SHARES = (0.9, 0.95, 0.99)
 Row = dict[str, Any]
@@ -60,14 +59,44 @@ class FormulaScorer:
         return self._pool(items)
 
 
+def opinions(case: str) -> Any:
+    """Who chooses among what a descent visited; `tlp.felix.opinions.Opinions` is the product's."""
+    from tlp.felix.opinions import Opinions
+    from tlp.search.array_scores import ArrayModel
+
+    class Felix(Opinions):
+        """Felix's model, where there are formulas."""
+
+        weight = 1.0
+
+        def __call__(self, sketch: Any, rows: Any) -> Any:
+            fitted, scores = self._cells.fitted(sketch, rows), self.other(sketch, rows)
+            if fitted.any():
+                own = self.felix(sketch, rows[fitted])
+                scores[fitted] = self.weight * own + (1.0 - self.weight) * scores[fitted]
+            return scores
+
+        def pick(self, programs: Any, count: int) -> list[int]:
+            if not all(self._cells.fitted(sketch, rows).all() for sketch, rows in programs):
+                return self.other.pick(programs, count)
+            return self.felix.pick(programs, count) if self.weight == 1.0 else ArrayModel.pick(self, programs, count)
+
+    class Mean(Felix):
+        """The mean of both."""
+
+        weight = 0.5
+
+    return {"felix-mean": Mean, "felix-alone": Felix}.get(case, Opinions)
+
+
 def run(case: str, workload: Any, target: Mapping[str, Any], scorer: Any, felix: Any, trials: int, seed: int) -> Row:
     """Tune one task with one case; a row as `bench/tune.py` has it."""
     from tests.tuning import FixedScorerProvider
-    from tlp.felix import opinions
+    from tlp.felix import gradient_search
     from tlp.felix.search import FelixSearch
     from tlp.search.table import SEARCHES
 
-    opinions.CHOOSER = opinions.Chooser(CHOOSERS.get(case, "tlp"))
+    gradient_search.Opinions = opinions(case)
     judge = FormulaScorer(felix, workload, target) if case == "evolutionary" else scorer
     search = "felix" if case.startswith("felix") else "mixed" if case == "mixed" else "evolutionary"
     for name in ("felix", "mixed"):

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from tlp.felix.cells import Cell, Cells, FelixPool, FormulaCount, Places
 from tlp.felix.descent import STEPS, Descent, Exponents, Objective, Start
-from tlp.felix.opinions import Chooser, Opinions
+from tlp.felix.opinions import Opinions
 from tlp.felix.scorer import FelixModel
 from tlp.language.arrays import IntArray
 from tlp.measure import Observation
@@ -64,7 +64,6 @@ class GradientSearch(ArraySearch):
         degraded: shared by the cost models of a run.
         count: of formulas, shared by the searches of a run.
         mixed: breed with the other model once descending does not pay.
-        chooser: who chooses among what was found.
         starts, steps: of a round.
         others: as of `ArraySearch`.
 
@@ -82,7 +81,6 @@ class GradientSearch(ArraySearch):
         degraded: Degraded | None = None,
         count: FormulaCount | None = None,
         mixed: bool = False,
-        chooser: Chooser | None = None,
         starts: int = STARTS,
         steps: int = STEPS,
         population: int = 2048,
@@ -96,7 +94,7 @@ class GradientSearch(ArraySearch):
         self._pooled = FelixPool(felix(), self.cells)
         self._adaptation = adaptation
         scores = ArrayScores(lambda: self._pooled, degraded or Degraded(), adaptation=adaptation, seed=seed)
-        self._opinions = Opinions(scores, other, self.cells, chooser)
+        self._opinions = Opinions(scores, other, self.cells)
         bred = {"population": population, "generations": generations, "seed": seed}
         super().__init__(space, self._opinions, elite=elite, epsilon=epsilon, **bred)
         self._mixed = mixed and other is not None
