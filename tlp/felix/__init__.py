@@ -6,10 +6,11 @@ A guest: importing it fills the tables of the rooms below and costs no torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tlp.core.fleet import Fleet
+from tlp.core.lazy import later
 from tlp.felix.config import KIND
 from tlp.language.encoders import METASCHEDULE
 from tlp.model.kinds import Kind, register_kind
@@ -17,48 +18,17 @@ from tlp.search.table import SEARCHES, SearchEntry
 from tlp.training.judge.table import BASELINES, BaselineEntry
 from tlp.training.kinds import TrainedKind, register_trained_kind
 
-if TYPE_CHECKING:
-    from tlp.felix.network import FelixCheckpoint
-    from tlp.felix.scorer import FelixScorer
-    from tlp.model.checkpoint import Model
-    from tlp.search.opening import Search, Tuning
-    from tlp.training.data.dataset import Dataset
-    from tlp.training.learn.trainer import OnEpoch
-
-
-def _load(directory: Path) -> FelixCheckpoint:
-    from tlp.felix.network import FelixCheckpoint  # imports torch
-
-    return FelixCheckpoint.load(directory)
-
-
-def _train(fleet: Fleet, dataset: Dataset, on_epoch: OnEpoch | None) -> Model:
-    from tlp.felix.training import train  # imports torch
-
-    return train(fleet, dataset, on_epoch)
-
-
-def _scorer(fleet: Fleet, model: Model) -> FelixScorer:
-    from tlp.felix.scorer import scorer  # imports torch
-
-    return scorer(fleet, model)
-
+_SEARCH = later("tlp.felix.search", "FelixSearch")
 
 register_kind(
     Kind(
         KIND,
         "reads features that are formulas in tile factors; what a search by gradient asks",
-        _load,
+        later("tlp.felix.network", "FelixCheckpoint.load"),
         Path(__file__).with_name("serving.py"),
         "tlp train --model felix",
     )
 )
-
-
-def _search(tuning: Tuning) -> Search:
-    from tlp.felix.search import FelixSearch  # imports torch
-
-    return FelixSearch(tuning, mixed=tuning.params.search == "mixed")
 
 
 def _lines(report: Mapping[str, Any]) -> list[str]:
@@ -73,6 +43,8 @@ def _lines(report: Mapping[str, Any]) -> list[str]:
 
 
 BASELINES[KIND] = BaselineEntry("the promoted version of Felix's cost model", is_promoted=True)
-SEARCHES["felix"] = SearchEntry("by gradient through formulas", _search, _lines)
-SEARCHES["mixed"] = SearchEntry("by gradient, then evolution", _search, _lines)
-register_trained_kind(TrainedKind(KIND, (METASCHEDULE,), _scorer, _train))
+SEARCHES["felix"] = SearchEntry("by gradient through formulas", partial(_SEARCH, mixed=False), _lines)
+SEARCHES["mixed"] = SearchEntry("by gradient, then evolution", partial(_SEARCH, mixed=True), _lines)
+register_trained_kind(
+    TrainedKind(KIND, (METASCHEDULE,), later("tlp.felix.scorer", "scorer"), later("tlp.felix.training", "train"))
+)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Protocol, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 
 from tlp.core.errors import ModelFormatError
+from tlp.core.lazy import later
 
 T = TypeVar("T")
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
@@ -167,17 +168,11 @@ def kind_of(model: str) -> Kind:
     return next((kind for kind in KINDS.values() if model.startswith(kind.prefix)), KINDS[MTL_TLP])
 
 
-def _load_mtl_tlp(directory: Path) -> Model:
-    from tlp.model.checkpoint import Checkpoint  # imports torch
-
-    return Checkpoint.load(directory)
-
-
 register_kind(
     Kind(
         MTL_TLP,
         "reads schedule primitives, one head per device; what tuning asks",
-        _load_mtl_tlp,
+        later("tlp.model.checkpoint", "Checkpoint.load"),
         Path(__file__).with_name("serving.py"),
         "tlp train",
     )
