@@ -24,7 +24,6 @@ import tlp
 from storage import DuckDBStore, Sketch, import_parquet
 from tests.references import ansor_encoding, metaschedule_encoding
 from tlp.language import metaschedule_encoder as metaschedule
-from tlp.language.ansor import from_steps
 from tlp.language.ansor_encoder import CPU_VERSION, GPU_VERSION, LAYOUTS, AnsorEncoder
 from tlp.language.constants import bind_all
 from tlp.language.encoder import Encoder
@@ -57,7 +56,7 @@ def ansor_programs(name: str) -> Groups:
     groups: dict[Sketch, list[Any]] = {}
     for line in lines:
         if not line.startswith("#"):
-            sketch, program = from_steps("bench", json.loads(line)["i"][1][1])
+            sketch, program = ansor_encoding.from_steps("bench", json.loads(line)["i"][1][1])
             groups.setdefault(sketch, []).append(program.decisions)
     return repeated(groups)
 

@@ -71,7 +71,7 @@ VARIANTS = {
     "paper": Variant(
         "the paper's encoding, network, loss and training",
         PAPER_ENCODER_VERSION,
-        replace(TLPConfig.paper(()), heads=()),
+        paper.config(()),
         paper.OPTIONS,
         strategy=paper.PaperStrategy,
     ),

@@ -8,11 +8,24 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from storage import Sketch
-from tlp.language.ansor import DECIDED_FIELD, NULL, UNROLL, Step, parse_sketch
+from storage import Program, Sketch
+from tlp.core.errors import InvalidInputError
+from tlp.language.ansor import DECIDED_FIELD, LANGUAGE, NULL, UNROLL, Step, parse_sketch, split_steps
 from tlp.language.ansor_encoder import KINDS, AnsorEncoder
 from tlp.language.sketch import check_width
 from tlp.language.vocabulary import PADDING
+
+
+def from_steps(workload_id: str, steps: Sequence[Step]) -> tuple[Sketch, Program]:
+    """The sketch and the program of a list of steps, which stays as it is. Raises as `split_steps`, `parse_sketch`."""
+    text, decisions = split_steps([list(s) if isinstance(s, list) else s for s in steps])
+    instructions_json = text.decode()
+    slots = parse_sketch(instructions_json)[1]
+    width = slots[-1].stop if slots else 0
+    if width != len(decisions):
+        raise InvalidInputError(f"the steps hold {len(decisions)} decisions where their sketch takes {width}")
+    sketch = Sketch.make(workload_id, LANGUAGE, instructions_json, width)
+    return sketch, Program.make(sketch, decisions)
 
 
 def to_steps(sketch: Sketch, decisions: Sequence[int]) -> list[Step]:

@@ -21,13 +21,11 @@ On 1,000 conv2d programs of one log this leaves 72 sketches. Source: `tvm/src/au
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import orjson
 
-from storage import Program, Sketch
 from tlp.core.errors import InvalidInputError
 from tlp.language.sketch import DecisionSlot
 
@@ -159,15 +157,3 @@ def _check_step(index: int, step: Any) -> None:
 
 def _list_code(field: Any) -> str:
     return "l" if type(field) is list and set(map(type, field)) <= {int} else "?"
-
-
-def from_steps(workload_id: str, steps: Sequence[Step]) -> tuple[Sketch, Program]:
-    """The sketch and the program of a list of steps, which stays as it is. Raises as `split_steps`, `parse_sketch`."""
-    text, decisions = split_steps([list(s) if isinstance(s, list) else s for s in steps])
-    instructions_json = text.decode()
-    slots = parse_sketch(instructions_json)[1]
-    width = slots[-1].stop if slots else 0
-    if width != len(decisions):
-        raise InvalidInputError(f"the steps hold {len(decisions)} decisions where their sketch takes {width}")
-    sketch = Sketch.make(workload_id, LANGUAGE, instructions_json, width)
-    return sketch, Program.make(sketch, decisions)

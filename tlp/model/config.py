@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from tlp.core.errors import InvalidInputError, ModelFormatError
-from tlp.language.metaschedule_encoder import ENCODER_VERSION, LAYOUTS, LENGTH, PAPER_ENCODER_VERSION, WIDTH
+from tlp.language.metaschedule_encoder import ENCODER_VERSION, LAYOUTS, LENGTH, WIDTH
 from tlp.model.kinds import parsed
 
 Size = Annotated[int, Field(ge=0, le=1 << 20)]  # torch takes numbers beyond its integers badly
@@ -43,21 +43,6 @@ class TLPConfig:
                 f"no network has dims {self.dims}, {self.attention_heads} attention heads (they must divide the last), "
                 f"dropout {self.dropout}" + "".join(f", {problem}" for problem in wrong)
             )
-
-    @staticmethod
-    def paper(heads: tuple[str, ...]) -> TLPConfig:
-        """The paper's network as published: raw numbers, raw tokens, padding summed."""
-        layout = LAYOUTS[PAPER_ENCODER_VERSION]
-        return TLPConfig(
-            heads,
-            encoder_version=PAPER_ENCODER_VERSION,
-            length=layout.length,
-            width=layout.width,
-            dims=(64, 128, 256, 256),
-            mask_padding=False,
-            token_table=False,
-            dropout=0.0,
-        )
 
     @property
     def profile_rows(self) -> int:

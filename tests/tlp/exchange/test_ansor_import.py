@@ -26,7 +26,7 @@ from storage import (
     RunState,
 )
 from tests.fleets import fleet_of
-from tests.references.ansor_encoding import to_steps
+from tests.references.ansor_encoding import from_steps, to_steps
 from tlp import exchange
 from tlp.core.errors import InvalidInputError, NotFoundError
 from tlp.core.settings import Settings
@@ -34,7 +34,6 @@ from tlp.exchange import tally
 from tlp.exchange.ansor import importing as ansor_import
 from tlp.exchange.ansor.importing import import_ansor
 from tlp.exchange.ansor.log import make_workload
-from tlp.language.ansor import from_steps
 
 DATA = Path(__file__).parents[2] / "data" / "ansor"
 STEPS: list[Any] = [["SP", 2, 0, 128, [4, 2, 4], 1], ["AN", 2, 9, 2], ["PR", 2, 0, "auto_unroll_max_step$16"]]

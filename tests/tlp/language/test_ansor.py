@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage import Program
-from tests.references.ansor_encoding import to_steps
+from tests.references.ansor_encoding import from_steps, to_steps
 from tlp.core.errors import InvalidInputError
 from tlp.language import ansor
 
@@ -73,24 +73,24 @@ STEPS = st.lists(
 @given(STEPS)
 def test_steps_round_trip_exactly(steps: list[Any]) -> None:
     before = copy.deepcopy(steps)
-    sketch, program = ansor.from_steps("w", steps)
+    sketch, program = from_steps("w", steps)
     assert steps == before  # the caller's list is left alone
     back = to_steps(sketch, program.decisions)
     assert back == steps
-    assert ansor.from_steps("w", back) == (sketch, program)
+    assert from_steps("w", back) == (sketch, program)
 
 
 def test_real_steps_round_trip_exactly() -> None:
     count = 0
     for steps in real_steps():
-        sketch, program = ansor.from_steps("w", steps)
+        sketch, program = from_steps("w", steps)
         assert json.dumps(to_steps(sketch, program.decisions)) == json.dumps(steps)
         count += 1
     assert count == 1161
 
 
 def test_programs_that_differ_in_decisions_share_a_sketch() -> None:
-    pairs = [ansor.from_steps("w", steps) for steps in real_steps()]
+    pairs = [from_steps("w", steps) for steps in real_steps()]
     conv = [pair for pair in pairs if pair[0].instructions_json.startswith('[["CHW",3,"local"],["SP",3,0,1,3,1]')]
     assert len(conv) > 700
     assert len({sketch.sketch_id for sketch, _ in conv}) < len({program.program_id for _, program in conv}) / 10
@@ -104,7 +104,7 @@ def test_decisions_in_step_order() -> None:
         ["AN", 2, 9, 2],
         ["PR", 2, 0, "other$16"],
     ]
-    sketch, program = ansor.from_steps("w", steps)
+    sketch, program = from_steps("w", steps)
     assert program.decisions == (4, ansor.NULL, 4, 7, 16, 9)
     assert json.loads(sketch.text) == [
         ["SP", 2, 0, 128, 3, 1],
@@ -149,11 +149,11 @@ def test_decisions_in_step_order() -> None:
 )
 def test_malformed_steps_are_refused(steps: list[Any]) -> None:
     with pytest.raises(InvalidInputError):
-        ansor.from_steps("w", steps)
+        from_steps("w", steps)
 
 
 def test_wrong_number_of_decisions_is_refused() -> None:
-    sketch, program = ansor.from_steps("w", [["SP", 2, 0, 128, [4, 2], 1]])
+    sketch, program = from_steps("w", [["SP", 2, 0, 128, [4, 2], 1]])
     with pytest.raises(InvalidInputError, match="takes 2 decisions, 3 given"):
         to_steps(sketch, (*program.decisions, 1))
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage import Sketch
-from tests.references.ansor_encoding import encode_reference
+from tests.references.ansor_encoding import encode_reference, from_steps
 from tlp.core.errors import InvalidInputError, ModelFormatError
-from tlp.language.ansor import NULL, from_steps, parse_sketch
+from tlp.language.ansor import NULL, parse_sketch
 from tlp.language.ansor_encoder import (
     CPU_VERSION,
     ENCODER_VERSIONS,

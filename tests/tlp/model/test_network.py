@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bench import paper
 from tlp.language import metaschedule_encoder as layout
 from tlp.model.config import TLPConfig
 from tlp.model.network import MTLTLP
@@ -142,7 +143,7 @@ def test_a_program_without_rows_scores_zero() -> None:
 
 def test_the_papers_size() -> None:
     """About 676K parameters with one head; each further head about 41K (C→128→64→1)."""
-    count = {h: sum(p.numel() for p in MTLTLP(TLPConfig.paper(h)).parameters()) for h in [("a",), ("a", "b")]}
+    count = {h: sum(p.numel() for p in MTLTLP(paper.config(h)).parameters()) for h in [("a",), ("a", "b")]}
     assert 540_000 < count[("a",)] < 720_000
     assert count[("a", "b")] - count[("a",)] == 256 * 128 + 128 + 128 * 64 + 64 + 64 + 1
 

@@ -150,7 +150,7 @@ def test_a_parent_of_another_vocabulary_is_refused(dataset: Dataset) -> None:
 
 
 def test_the_papers_network_trains(dataset: Dataset) -> None:
-    small = dataclasses.replace(TLPConfig.paper(heads=()), dims=(16, 32), attention_heads=4, head_dims=(16,), words=64)
+    small = dataclasses.replace(paper.config(heads=()), dims=(16, 32), attention_heads=4, head_dims=(16,), words=64)
     checkpoint = JointStrategy().train(dataset, dataclasses.replace(OPTIONS, epochs=1), config=small)
     assert all(bool(torch.isfinite(value).all()) for value in checkpoint.state.values())
 
