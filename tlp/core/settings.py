@@ -91,8 +91,13 @@ class Settings(BaseSettings):
     retrain_min_new_samples: int = Field(20_000, ge=1, description="New OK samples of a device that make training due.")
 
     # -- gate
-    gate_max_other_drop: float = Field(0.005, ge=0, description="Top-1 any other device may lose at promotion.")
-    gate_bootstrap: int = Field(1000, ge=10, description="Bootstrap resamples of held-out tasks in the gate.")
+    gate_margin: float = Field(
+        0.04, ge=0, lt=1, description="What a candidate may lose of the choice among eight programs (0 to 1)."
+    )
+    gate_min_tasks: int = Field(20, ge=2, description="Held-out tasks of a device that the gate needs to judge it.")
+    gate_min_programs: int = Field(16, ge=2, description="Measured programs a held-out task needs to count for that.")
+    gate_max_task_slowdown: float = Field(2.0, ge=1, description="Times slower that a candidate may make a task.")
+    gate_bootstrap: int = Field(2000, ge=10, description="Bootstrap resamples of held-out tasks in the gate.")
 
     # -- registry
     registry_patience_s: float = Field(

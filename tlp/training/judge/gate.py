@@ -1,239 +1,198 @@
 """The promotion gate: may this candidate become champion?
 
-On the held-out networks the candidate must
+What it guarantees: a candidate whose choice among eight programs (`tlp.training.judge.evaluate`) is `gate_margin` worse
+than a reference's on one of the devices judged passes with a probability of 5% at most, and one that makes a single task
+`gate_max_task_slowdown` times slower does not pass. `bench/gate.py` simulates it; docs/continual.md has the table.
 
-1. on the trained device, beat the champion's top-1 and top-5 or tie within bootstrap noise;
-2. on every other device of the family, also those whose heads were not trained this time, not lose more than
-   `gate_max_other_drop` of top-1;
-3. if there is no champion, beat random choice: on the trained device in top-1 beyond its noise and not lose to it in
-   top-5 (which is near 1 by itself where few programs were measured); elsewhere in top-1.
+References are the champion and the best earlier champion, so that small losses do not add up. A first version has to be
+`gate_margin` better than random choice, beyond noise. On every device with enough evidence (`gate_min_tasks` held-out tasks with
+`gate_min_programs` programs each; others do not count)
 
-and its scores must be a ranking: finite, and not the same for all programs (`ScreenedScorer`).
+1. the choice, pooled over tasks and averaged over networks, must not be inferior to any reference's: the lower bound of
+   the difference lies above -`gate_margin`. A paired bootstrap over tasks within their networks gives a p-value each; the
+   largest is the device's, since all must hold, and the devices' are corrected by Holm (1979), "A Simple Sequentially
+   Rejective Multiple Test Procedure", Scandinavian Journal of Statistics 6;
+2. no task's expected choice may take more than `gate_max_task_slowdown` times a reference's.
 
-The bootstrap is paired: the same resampled tasks count for both, so that what tasks differ in cancels out.
-Random choice is drawn instead, task by task: how well a model that knows nothing would do by luck. That is exact for
-few tasks, where a bootstrap would see too little.
+Three verdicts. *Worse*: a difference lies below 0 beyond noise, a task is much slower, or the scores are no ranking (not
+finite, or the same for all programs: `ScreenedScorer`). *Not enough evidence*: nothing is known to be worse, but it
+cannot be told to be as good, or a device that must be judged has too little to be judged by. *Passed* otherwise. The
+device trained for must be judged, and those that could lose what they have (`required`); others are if they can be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
 from tlp.core.settings import Settings
-from tlp.training.judge.evaluate import RANDOM, EvaluationReport, FloatArray, PredictorResult, best_of_random
-from tlp.training.judge.intervals import resample
+from tlp.training.judge.evaluate import RANDOM, EvaluationReport, FloatArray, PredictorResult
+from tlp.training.judge.intervals import resample, resample_choice
+from tlp.training.judge.verdict import OK, SHOWN, Comparison, GateVerdict, Verdict
 
-CANDIDATE = "mtl-tlp"
-CHAMPION = "champion"
-LEVEL = 0.95  # one-sided
-PASSED = ", passed"
-COLUMNS: Final = ("device", "k", "candidate", "reference", "against", "difference", "low", "high", "verdict")
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Candidate minus reference in one figure on one device.
-
-    Attributes:
-        candidate, reference: their top-k.
-        against: the reference's name, `champion` or `random`.
-        low, high: ends of the one-sided 95% intervals of the difference.
-        verdict: what is wrong with it, else `ok`.
-    """
-
-    device: str
-    k: int
-    candidate: float
-    reference: float
-    against: str
-    low: float
-    high: float
-    verdict: str = "ok"
-
-    @property
-    def difference(self) -> float:
-        """Candidate minus reference."""
-        return self.candidate - self.reference
-
-    def sentence(self) -> str:
-        """One line for people."""
-        end = PASSED if self.verdict == "ok" else f", {self.verdict}"
-        return f"{self.device}: top-{self.k} {self.candidate:.3f} vs {self.reference:.3f} {self.against}{end}"
-
-
-@dataclass(frozen=True)
-class GateVerdict:
-    """Whether a candidate passed, and why.
-
-    Attributes:
-        reasons: what stopped it, or what it passed; one line each.
-    """
-
-    passed: bool
-    reasons: tuple[str, ...]
-    comparisons: tuple[Comparison, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """`{"passed", "reasons", "comparisons": [...]}`."""
-        return asdict(self) | {"reasons": list(self.reasons), "comparisons": [asdict(c) for c in self.comparisons]}
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> GateVerdict:
-        """The inverse of `to_json`. Raises KeyError, TypeError."""
-        comparisons = tuple(Comparison(**c) for c in value["comparisons"])
-        return GateVerdict(bool(value["passed"]), tuple(value["reasons"]), comparisons)
-
-
-def compare(
-    device: str, candidate: PredictorResult, reference: PredictorResult, against: str, k: int, settings: Settings
-) -> Comparison:
-    """Paired bootstrap over tasks of the difference in top-k; drawn task by task if the reference is random choice."""
-    if against == RANDOM:
-        differences = candidate.top(k) - _drawn_tops(reference, k, settings)
-    else:
-        ours, theirs = (
-            resample(result, resamples=settings.gate_bootstrap, seed=settings.seed) for result in (candidate, reference)
-        )
-        differences = ours.tops[:, k - 1] - theirs.tops[:, k - 1]
-    low, high = np.quantile(differences, [1.0 - LEVEL, LEVEL])
-    return Comparison(device, k, candidate.top(k), reference.top(k), against, float(low), float(high))
-
-
-def _drawn_tops(random: PredictorResult, k: int, settings: Settings) -> FloatArray:
-    """`(gate_bootstrap,)`: top-k of draws of random choice."""
-    rng = np.random.default_rng(settings.seed)
-    chosen = np.zeros(settings.gate_bootstrap)
-    for task in random.tasks:
-        cumulative = np.cumsum(best_of_random(task.programs, k))
-        place = np.searchsorted(cumulative, rng.random(len(chosen)), side="right").clip(max=task.programs - 1)
-        chosen += task.weight * np.asarray(task.latencies_s)[place]
-    tops: FloatArray = random.weighted()[0].sum() / chosen
-    return tops
+CANDIDATE: Final = "mtl-tlp"
+CHAMPION: Final = "champion"
+EARLIER: Final = "best earlier champion"
+CHOICE: Final = "choice"
+MACRO: Final = "choice, mean of networks"
+ALPHA: Final = 0.05
+_NAMED: Final = 3  # slow tasks in a reason
 
 
 def judge(
     report: EvaluationReport,
     settings: Settings,
     *,
-    trained: Sequence[str],
+    trained: str,
     candidate: str = CANDIDATE,
-    champion: str | None = CHAMPION,
-    others: Sequence[str] = (),
+    references: Sequence[str] = (CHAMPION,),
+    required: Collection[str] = (),
+    others: Collection[str] = (),
     defects: Mapping[str, str] | None = None,
     remedies: Mapping[str, str] | None = None,
 ) -> GateVerdict:
-    """Judge a candidate on an evaluation that holds it, the champion (if there is one) and random choice.
+    """Judge a candidate on an evaluation that holds it, the references and random choice.
 
     Args:
         report: of one snapshot, so that tasks are the same for all predictors.
-        trained: devices the training was for.
+        trained: device the training was for.
         candidate: its name in the report.
-        champion: its name; None: there is no champion.
+        references: theirs; (): there is no champion, it must beat random choice.
+        required: further devices that must be judged: they could lose what they have, and can be measured.
         others: the family's other devices; those that cannot be judged are named in the reasons.
         defects: device → what is wrong with the candidate's scores there (`ScreenedScorer.defects`); each stops it.
         remedies: device → the command that gets it held-out samples (`tlp.fleet.counts.more_held_out`).
     """
-    problems = [f"{device}: {what}, so it cannot rank" for device, what in (defects or {}).items()]
-    problems += [
-        f"{device}: no held-out task has two measured programs there, so the candidate cannot be judged: "
-        + (remedies or {}).get(device, f"tlp measure {device} --samples 200")
-        for device in trained
-        if device not in report.devices
-    ]
-    passes: list[str] = []
+    against = tuple(references) or (RANDOM,)
+    needed = (settings.gate_min_tasks, settings.gate_min_programs)
+    findings = [(Verdict.WORSE, f"{device}: {what}, so it cannot rank") for device, what in (defects or {}).items()]
+    notes: list[str] = []
+    tests: dict[str, list[_Test]] = {}
+    for device in dict.fromkeys([trained, *sorted(required), *report.devices, *others]):
+        results = _with_evidence(report.devices.get(device, {}), settings.gate_min_programs)
+        tasks = len(results[RANDOM].tasks) if results else 0
+        if tasks >= settings.gate_min_tasks:
+            tests[device] = [test for name in against for test in _tests(device, results, candidate, name, settings)]
+            findings += [(Verdict.WORSE, said) for said in _slow_tasks(device, results, candidate, against, settings)]
+            continue
+        short = f"{tasks} of {needed[0]} held-out tasks have {needed[1]} measured programs"
+        if device == trained or device in required:
+            findings.append((Verdict.NOT_ENOUGH_EVIDENCE, f"{device}: {short}: {_remedy(device, remedies)}"))
+        else:
+            notes.append(f"{device}: not judged, {short}")
     comparisons: list[Comparison] = []
-    for device, results in report.devices.items():
-        for k in (1, 5):
-            against = champion or RANDOM
-            c = compare(device, results[candidate], results[against], against, k, settings)
-            problem = _problem(c, device in trained, champion is None, settings.gate_max_other_drop)
-            c = replace(c, verdict=problem or c.verdict)
-            comparisons.append(c)
-            (problems if problem else passes).append(c.sentence())
-    unjudged = [device for device in others if device not in report.devices]
-    passes += [f"{device}: not judged, nothing held out was measured there" for device in unjudged]
-    return GateVerdict(not problems, tuple(problems or passes), tuple(comparisons))
+    for device, factor in _holm(tests).items():
+        compared = [test.compared(factor) for test in tests[device]]
+        findings += [(verdict, row.sentence()) for verdict, row in compared if verdict is Verdict.WORSE]
+        if any(verdict is Verdict.NOT_ENOUGH_EVIDENCE for verdict, _ in compared):
+            weakest = min((row for _, row in compared), key=lambda row: row.low)
+            more = f"{weakest.sentence()}; more held-out tasks would tell: {_remedy(device, remedies)}"
+            findings.append((Verdict.NOT_ENOUGH_EVIDENCE, more))
+        notes.insert(0, max(compared, key=lambda pair: pair[1].p or 0.0)[1].sentence())
+        comparisons += [row for _, row in compared]
+        comparisons += _shown(device, report.devices[device], candidate, against[0], settings)
+    for verdict in (Verdict.WORSE, Verdict.NOT_ENOUGH_EVIDENCE):
+        if reasons := [said for found, said in findings if found is verdict]:
+            rest = [said for found, said in findings if found is not verdict]
+            return GateVerdict(verdict, (*reasons, *rest), tuple(comparisons))
+    return GateVerdict(Verdict.PASSED, tuple(notes), tuple(comparisons))
 
 
-def _problem(c: Comparison, is_trained: bool, is_first: bool, max_drop: float) -> str | None:
-    """What is wrong with one figure, None if nothing."""
-    if is_first:
-        if c.candidate >= 1.0 - 1e-9:
-            return None
-        if is_trained and (c.low <= 0.0 if c.k == 1 else c.difference < 0.0):
-            return "does not beat random choice beyond noise" if c.k == 1 else "loses to random choice"
-        return "does not beat random choice" if not is_trained and c.k == 1 and c.difference <= 0.0 else None
-    if is_trained:
-        return "worse than the champion beyond noise" if c.high < 0.0 else None
-    if c.k == 1 and c.difference < -max_drop:
-        return f"loses more than {max_drop:g}"
-    return None
+@dataclass(frozen=True)
+class _Test:
+    """Whether one figure of a device is inferior to one reference's.
 
-
-def table(gate: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Column → one value per comparison of a verdict's JSON; what MLflow shows as a table."""
-    rows = [dict(c) | {"difference": c["candidate"] - c["reference"]} for c in gate.get("comparisons", ())]
-    values = {name: [row.get(name, "") for row in rows] for name in COLUMNS} if rows else {}
-    return {name: [round(v, 6) if isinstance(v, float) else v for v in column] for name, column in values.items()}
-
-
-def page(facts: Mapping[str, Any]) -> str:
-    """Markdown: what was decided and why, the figures, what it was trained on.
-
-    Args:
-        facts: `RetrainResult.to_json`, or what is known of it. Without a gate nothing was trained: the page says why.
+    Attributes:
+        row: without bounds.
+        differences: `(R,)`, of the resamples.
+        margin: what may be lost; below 0: what must be gained.
     """
-    gate: Mapping[str, Any] = facts.get("gate") or {}
-    blocks = [_headline(facts, gate)]
-    blocks += [f"> {_flat(warning)}" for warning in facts.get("warnings", ())]
-    telling = [_flat(reason) for reason in gate.get("reasons", ()) if not reason.endswith((": ok", PASSED))]
-    blocks.append("\n".join(f"- {reason}" for reason in telling))  # the others are in the table
-    blocks.append(_comparisons(gate.get("comparisons", ())))
-    blocks.append(_origin(facts))
-    return "\n\n".join(block for block in blocks if block)
+
+    row: Comparison
+    differences: FloatArray
+    margin: float
+
+    @property
+    def p(self) -> float:
+        """Of "the candidate is the margin worse, or more"."""
+        return float((self.differences <= -self.margin).mean())
+
+    def compared(self, factor: int) -> tuple[Verdict, Comparison]:
+        """The verdict, and the row with bounds at a level of `ALPHA / factor`."""
+        level = ALPHA / factor
+        low, high = (float(end) for end in np.quantile(self.differences, [level, 1.0 - level]))
+        p = min(1.0, self.p * factor)
+        if p <= ALPHA:
+            verdict, said = Verdict.PASSED, OK
+        elif self.row.against == RANDOM:
+            verdict, said = Verdict.WORSE, f"does not beat random choice by {-self.margin:g} beyond noise"
+        elif high < 0.0:
+            verdict, said = Verdict.WORSE, f"worse than the {self.row.against} beyond noise"
+        else:
+            verdict, said = Verdict.NOT_ENOUGH_EVIDENCE, f"could be {-low:.3f} worse, {self.margin:g} is allowed"
+        return verdict, replace(self.row, low=low, high=high, p=p, verdict=said)
 
 
-def _headline(facts: Mapping[str, Any], gate: Mapping[str, Any]) -> str:
-    if not gate:
-        return f"**{facts['model']}**: {_flat(facts.get('reason', ''))}"
-    verdict = "passed the gate" if gate["passed"] else "stopped by the gate"
-    if facts.get("version") is None:
-        return verdict  # MLflow's table of versions shows this line as it stands
-    promoted = "promoted" if facts.get("promoted") else "not promoted"
-    said = _flat(facts.get("reason", ""))
-    # The reasons stand below; what else there is to say (a person decided otherwise meanwhile) stands here.
-    rest = "" if said == _flat("; ".join(gate.get("reasons", ()))) else f": {said}"
-    return f"**{facts['model']} version {facts['version']}** {verdict}, {promoted}{rest}"
+def _with_evidence(results: Mapping[str, PredictorResult], programs: int) -> dict[str, PredictorResult]:
+    """The tasks with at least so many programs; the others say little of a ranking."""
+    return {
+        name: PredictorResult(tuple(task for task in result.tasks if task.programs >= programs))
+        for name, result in results.items()
+    }
 
 
-def _comparisons(comparisons: Sequence[Mapping[str, Any]]) -> str:
-    if not comparisons:
-        return ""
-    lines = ["| device | | candidate | reference | difference | 95% bounds | |", "|---|---|---:|---:|---:|---:|---|"]
-    lines += [
-        f"| {c['device']} | top-{c['k']} | {c['candidate']:.3f} | {c['reference']:.3f} ({c['against']}) "
-        f"| {c['candidate'] - c['reference']:+.3f} | {c['low']:+.3f} … {c['high']:+.3f} | {c.get('verdict', '')} |"
-        for c in comparisons
+def _tests(
+    device: str, results: Mapping[str, PredictorResult], candidate: str, against: str, settings: Settings
+) -> list[_Test]:
+    ours, theirs = results[candidate], results[against]
+    margin = -settings.gate_margin if against == RANDOM else settings.gate_margin
+    drawn = [resample_choice(r, resamples=settings.gate_bootstrap, seed=settings.seed) for r in (ours, theirs)]
+    pairs = {CHOICE: (ours.choice(), theirs.choice()), MACRO: (ours.macro()["choice"], theirs.macro()["choice"])}
+    tests = [
+        _Test(Comparison(device, figure, *pair, against, 0.0, 0.0), mine - other, margin)
+        for (figure, pair), mine, other in zip(pairs.items(), *drawn, strict=True)
     ]
-    return "\n".join(lines)
+    return tests if len(ours.networks()) > 1 else tests[:1]
 
 
-def _origin(facts: Mapping[str, Any]) -> str:
-    parts = []
-    if facts.get("samples"):
-        parts.append("samples: " + ", ".join(f"{name} {count}" for name, count in facts["samples"].items()))
-    if facts.get("strategy"):
-        parts.append(f"strategy: {facts['strategy']}")
-    if "parent" in facts:
-        parts.append(f"started from: {'version ' + str(facts['parent']) if facts['parent'] else 'new weights'}")
-    if facts.get("watermark") is not None:
-        parts.append(f"watermark: {facts['watermark']}")
-    return " · ".join(parts)
+def _holm(tests: Mapping[str, Sequence[_Test]]) -> dict[str, int]:
+    """Device → how many times stricter it is judged: as often as there are devices, less those with a smaller p.
+
+    All tests of a device must hold, so its p is the largest. Holm stops at the first device that fails; here the
+    candidate does, whatever comes after.
+    """
+    order = sorted(tests, key=lambda device: max(test.p for test in tests[device]))
+    return {device: len(order) - place for place, device in enumerate(order)}
 
 
-def _flat(text: str) -> str:
-    return " ".join(str(text).split())
+def _slow_tasks(
+    device: str, results: Mapping[str, PredictorResult], candidate: str, against: Sequence[str], settings: Settings
+) -> Iterator[str]:
+    """A sentence per reference that has tasks in which the candidate's choice takes too much longer."""
+    most = settings.gate_max_task_slowdown
+    for name in against:
+        ratios = results[candidate].choices()[1] / results[name].choices()[1]
+        slow = [i for i in np.argsort(-ratios) if ratios[i] > most]
+        if slow:
+            tasks = results[candidate].tasks
+            named = ", ".join(f"{tasks[i].workload_id[:8]} of {tasks[i].network} {ratios[i]:.1f}x" for i in slow[:_NAMED])
+            yield f"{device}: {len(slow)} of {len(tasks)} tasks more than {most:g}x slower than with the {name}: {named}"
+
+
+def _shown(
+    device: str, results: Mapping[str, PredictorResult], candidate: str, against: str, settings: Settings
+) -> Iterator[Comparison]:
+    """Top-1 and top-5, which hang on single programs: for people to see."""
+    ours, theirs = results[candidate], results[against]
+    drawn = [resample(r, resamples=settings.gate_bootstrap, seed=settings.seed) for r in (ours, theirs)]
+    for k in (1, 5):
+        low, high = np.quantile(drawn[0].tops[:, k - 1] - drawn[1].tops[:, k - 1], [ALPHA, 1.0 - ALPHA])
+        tops = (ours.top(k), theirs.top(k))
+        yield Comparison(device, f"top-{k}", *tops, against, float(low), float(high), None, SHOWN)
+
+
+def _remedy(device: str, remedies: Mapping[str, str] | None) -> str:
+    return (remedies or {}).get(device, f"tlp measure {device} --samples 200")

@@ -60,6 +60,20 @@ def draw_counts(tasks: int, resamples: int, seed: int) -> FloatArray:
     return drawn.astype(np.float64)
 
 
+def resample_choice(result: PredictorResult, *, resamples: int = RESAMPLES, seed: int = 0) -> tuple[FloatArray, FloatArray]:
+    """The choice in `resamples` draws of the tasks within their networks: pooled and averaged over networks, `(R,)` each.
+
+    Every draw has every network, with as many tasks as it has.
+    """
+    sums = []
+    for number, network in enumerate(result.networks()):
+        fastest, chosen = result.choices(network)
+        counts = draw_counts(len(fastest), resamples, seed + number)
+        sums.append((counts @ fastest, counts @ chosen))
+    fastest, chosen = (np.array(part) for part in zip(*sums, strict=True))
+    return fastest.sum(axis=0) / chosen.sum(axis=0), (fastest / chosen).mean(axis=0)
+
+
 def _ends(values: FloatArray) -> FloatArray:
     """Quantiles along the resamples: `(R, …)` → `(2, …)`."""
     tail = (1.0 - LEVEL) / 2.0
