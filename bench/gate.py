@@ -20,7 +20,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +137,7 @@ def draw(made: Data, device: str, tasks: int, programs: int, rng: np.random.Gene
 
 
 def simulator(made: Data, tasks: int, programs: int) -> Callable[[Scenario, int], list[tuple[Verdict, float]]]:
-    @lru_cache(maxsize=None)
+    @cache
     def sigma(device: str, top1: float) -> float:
         """The size of errors that gives a mean top-1, by bisection on the same draws."""
         low, high = 0.0, 4.0
@@ -249,7 +249,9 @@ def main() -> None:
     rows = simulate(args)
     if args.json:
         settings = {k: v for k, v in Settings().model_dump().items() if k.startswith("gate_")}
-        print(json.dumps({"tasks": args.tasks, "programs": args.programs, "trials": args.trials, "rows": rows} | settings))
+        print(
+            json.dumps({"tasks": args.tasks, "programs": args.programs, "trials": args.trials, "rows": rows} | settings)
+        )
         return
     table = Table("candidate", "choice", "passed", "worse", "not enough evidence", "wanted")
     for row in rows:

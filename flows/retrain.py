@@ -13,7 +13,7 @@ from tlp.core.fleet import Fleet
 from tlp.core.requests import TrainRequest
 from tlp.pipeline import train as stage
 from tlp.training import retrain as training
-from tlp.training.judge import gate
+from tlp.training.judge import gate_page
 
 STEPS: Final = training.Steps(
     decide=_prefect.step("decide: {request.title}")(training.PLAIN.decide),
@@ -37,7 +37,7 @@ def train_and_judge(fleet: Fleet, request: TrainRequest) -> Report:
     """Train what is due, one training after the other, each in its steps; see `tlp.pipeline.train.retrain`."""
     report = stage.retrain(fleet, request, STEPS)
     for family in (report, *report["others"]):
-        _prefect.markdown(f"retrain-{family['model']}", gate.page(family), "Why a version was or was not promoted")
+        _prefect.markdown(f"retrain-{family['model']}", gate_page.page(family), "Why a version was or was not promoted")
     return report
 
 

@@ -78,6 +78,8 @@ class ReasonCode(StrEnum):
     FAILED = "failed"
     INTERRUPTED = "interrupted"
     CRASHED = "crashed"
+    NOT_ENOUGH_EVIDENCE = "not_enough_evidence"  # the gate could not tell: a training's end
+    NOT_REPRODUCED = "not_reproduced"  # the registered version is not the one that was judged
     # of a model's event
     MOVED_IN_MLFLOW = "moved_in_mlflow"  # by a person, found afterwards
     LIVE_FALL = "live_fall"  # rolled back: the version's live quality fell

@@ -33,6 +33,8 @@ def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
             patch.delenv(name)
         patch.setenv("TLP_HOME", str(tmp_path_factory.mktemp("home")))
         patch.setenv("TLP_CANARY", "false")  # how busy the machine is must not change what tests see; tests of it ask
+        patch.setenv("TLP_GATE_MIN_TASKS", "2")  # stores of a few programs must do; tests of the gate ask for more
+        patch.setenv("TLP_GATE_MIN_PROGRAMS", "2")
         patch.setenv("PREFECT_HOME", str(tmp_path_factory.mktemp("prefect")))
         patch.setenv("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
         set_environment()

@@ -35,6 +35,8 @@ class FakeRegistry(ModelRegistry):
         events: recorded moves.
     """
 
+    shared = False
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.versions: list[FakeVersion] = []

@@ -25,7 +25,7 @@ PROGRAM = "from tlp.cli import main; main()"
 DIES_AT = """
 import importlib, os, signal, sys
 from tlp.training import submit
-from tlp.training.judge.gate import GateVerdict
+from tlp.training.judge.verdict import GateVerdict, Verdict
 
 def die(*args, **kwargs):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -36,7 +36,7 @@ if where:
     module, _, attribute = path.partition("/")
     owner = importlib.import_module(module)
     setattr(getattr(owner, attribute) if attribute else owner, name, die)
-submit.judge = lambda *args, **kwargs: GateVerdict(True, ("for a test",), ())
+submit.judge = lambda *args, **kwargs: GateVerdict(Verdict.PASSED, ("for a test",))
 from tlp.cli import main
 main()
 """

@@ -64,7 +64,7 @@ def promote(
     key = _key(fleet, family, device)
     resolved = fleet.registry.resolve(key, ref=ref)
     number = resolved.version
-    if resolved.tags.get("gate") == "failed":
+    if resolved.tags.get("gate", "passed") != "passed":
         say(f"version {number} did not pass the gate, and is promoted because you say so: tlp model show {number}")
     alias = "champion" if device is None else pin_alias(device)
     event = fleet.registry.promote(key, number, reason=reason, by=Actor.PERSON, alias=alias)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from storage import Actor, ModelEvent, ReasonCode
 from tlp.core.errors import NotFoundError, RegistryError, RegistryUnavailableError
@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 CHAMPION: Final = "champion"
 REJECTED: Final = "rejected"
+BEST_EARLIER: Final = "best_earlier"
+"""Tag of a version: the best champion before the one that it was judged against."""
 
 
 def pin_alias(device: str) -> str:
@@ -86,9 +88,10 @@ class VersionFacts:
     samples: Mapping[str, int]  # OK samples per device that were trained on; its keys are the heads
     strategy: str
     parent_version: str | None = None  # the training started from it; None: from scratch
-    gate_passed: bool | None = None  # None before the gate has judged
+    gate: str = ""  # its verdict; "" before it has judged
     gate_reasons: tuple[str, ...] = ()
     judged_against: int | None = None  # the version that the gate compared with; None: random choice
+    best_earlier: int | None = None  # the best earlier champion, compared with as well
 
     def to_tags(self) -> dict[str, str]:
         """Tags by the names `tlp model show` prints."""
@@ -98,10 +101,11 @@ class VersionFacts:
             "strategy": self.strategy,
             "trained_from": "scratch" if self.parent_version is None else f"version {self.parent_version}",
         }
-        if self.gate_passed is not None:
+        if self.gate:
             against = "random choice" if self.judged_against is None else f"version {self.judged_against}"
-            verdict = "passed" if self.gate_passed else "failed"
-            tags |= {"gate": verdict, "gate_reason": "; ".join(self.gate_reasons), "judged_against": against}
+            tags |= {"gate": self.gate, "gate_reason": "; ".join(self.gate_reasons), "judged_against": against}
+        if self.best_earlier is not None:
+            tags[BEST_EARLIER] = str(self.best_earlier)
         return tags
 
 
@@ -151,9 +155,13 @@ class UsableVersion(Generic[T]):
 class ModelRegistry(ABC):
     """The registered models of a fleet.
 
+    `shared`: whether another process of this machine reaches the same versions by the same settings.
+
     Every method raises `RegistryUnavailableError` if the registry does not answer, `RegistryError` for anything else
     that it or its files do wrong, and `NotFoundError` for a model, version or alias that is not there.
     """
+
+    shared: ClassVar[bool] = True
 
     @abstractmethod
     def register(self, submission: Submission) -> int:

@@ -25,6 +25,7 @@ from tlp.programs.networks import build_network
 from tlp.programs.targets import detect_local_target
 from tlp.report import summary_plot
 from tlp.search.tuning import find_resumable
+from tlp.training.judge.verdict import OK, SHOWN
 
 _SHOWN = {"untuned": "untuned", "tuned": "measured", "torch": "torch"}  # bar of the plot → its latency in `best`
 
@@ -178,9 +179,9 @@ def _draw(fleet: Fleet, plan: DemoPlan, predictors: Mapping[str, Any], run_id: s
 def _gate_in_short(trained: Mapping[str, Any], device: str) -> str:
     """The gate's figures of one device, of a failed gate those that stopped it; the training's reason without any."""
     gate = trained["gate"]
-    figures = [c for c in gate.get("comparisons", ()) if c["device"] == device]
-    figures = [c for c in figures if gate["passed"] or c["verdict"] != "ok"]
+    figures = [c for c in gate.get("comparisons", ()) if c["device"] == device and c["verdict"] != SHOWN]
+    figures = [c for c in figures if gate["passed"] or c["verdict"] != OK]
     if not figures:
         return str(trained["reason"])
-    text = "; ".join("top-{k} {candidate:.3f} vs {reference:.3f} {against}: {verdict}".format(**c) for c in figures)
-    return f"{'passed' if gate['passed'] else 'not passed'}; {text}"
+    text = "; ".join("{figure} {candidate:.3f} vs {reference:.3f} {against}: {verdict}".format(**c) for c in figures)
+    return f"{gate['verdict'].replace('_', ' ')}; {text}"

@@ -25,7 +25,7 @@ from tlp.training.plan import TrainingPlan, keys_of
 from tlp.training.retrain import PLAIN, RetrainResult, Steps, run_training, submit_kept
 from tlp.training.submit import Training, mark_serving
 
-RESULT: Final = ("model", "version", "promoted", "samples", "strategy", "parent", "watermark")
+RESULT: Final = ("model", "version", "promoted", "code", "samples", "strategy", "parent", "watermark")
 """What a finished run keeps of its report; `tlp.training.plan` reads it again."""
 Report = dict[str, Any]
 

@@ -55,14 +55,26 @@ class Facts:
 
 
 @dataclass(frozen=True)
+class ScoredPrograms:
+    """Programs of one workload and what a candidate gave them when it was judged: N of each."""
+
+    device: str
+    sketch_ids: tuple[str, ...]
+    decisions: tuple[tuple[int, ...], ...]
+    scores: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Judged:
     """A verdict and what it was spoken against."""
 
     champion: int | None  # version the candidate was compared with; None: random choice
+    earlier: int | None  # the best earlier champion, which it was compared with as well; None: there is none
     alias: int | None  # where `champion` pointed then; another version if that one could not be loaded
     gate: Mapping[str, Any]  # `GateVerdict.to_json`
     report: Mapping[str, Any]  # `EvaluationReport.to_json`
     metrics: Mapping[str, float]  # for the registry
+    scored: tuple[ScoredPrograms, ...]  # what the registered version has to reproduce
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,11 @@ _TRAINING: Final[Columns] = (
 _MOVES: Final[Columns] = (("at (UTC)", lambda row: when(row["at"])), "alias", "from", "to", "by", "reason")
 _COMPARISONS: Final[Columns] = (
     "device",
-    ("top-k", "k"),
+    "figure",
     ("candidate", lambda row: score(row["candidate"])),
     ("reference", lambda row: f"{score(row['reference'])} ({row['against']})"),
     ("difference", lambda row: f"{row['candidate'] - row['reference']:+.3f}"),
-    ("95% bounds", lambda row: f"{row['low']:+.3f} … {row['high']:+.3f}"),
+    ("bounds", lambda row: f"{row['low']:+.3f} … {row['high']:+.3f}"),
     "verdict",
 )
 _NUMBERS: Final = ("samples", "min_samples", "new_samples", "needed", "lacking", "watermark")
@@ -79,7 +79,7 @@ def history(rows: Sequence[Row], *, verbose: bool = False) -> list[RenderableTyp
 
 def gate(report: Row, *, verbose: bool = False) -> list[RenderableType]:
     """The verdict of the promotion gate; with the figures behind it if `verbose`."""
-    verdict = "passed" if report.get("passed") else "not passed"
+    verdict = str(report.get("verdict", "")).replace("_", " ")
     parts: list[RenderableType] = [f"gate: {verdict}", *(f"  - {reason}" for reason in report.get("reasons", []))]
     if verbose and report.get("comparisons"):
         parts.append(table("", report["comparisons"], _COMPARISONS))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
-from storage import Device, MeasurementStore
+from storage import Device, MeasurementStore, ReasonCode
 from tlp.core.errors import BusyError, ModelFormatError, NotFoundError, RegistryError
 from tlp.core.faults import reached
 from tlp.core.fleet import Fleet
@@ -21,7 +21,7 @@ from tlp.registry import model_name
 from tlp.registry.kept import Facts, KeptCandidate, keep
 from tlp.training.data.dataset import build_dataset
 from tlp.training.judge.evaluate import EvaluationReport
-from tlp.training.judge.gate import GateVerdict
+from tlp.training.judge.verdict import GateVerdict
 from tlp.training.learn.trainer import TrainOptions
 from tlp.training.plan import TrainingPlan, plan_trainings
 from tlp.training.submit import Training, evaluate_candidate, pass_gate, promote_version, register_candidate
@@ -36,7 +36,7 @@ class RetrainResult:
     Attributes:
         model: registered model, e.g. `mtl-tlp-x86_64`.
         version, gate: None if nothing was trained.
-        promoted, reason: whether `champion` was moved to it, and why (not).
+        promoted, reason, code: whether `champion` was moved to it, and why (not).
         samples: OK samples per device in the snapshot.
         report: None if nothing was trained, or another process did and was killed.
         warnings: what a person should know, e.g. that the champion could not be loaded and an earlier one was used.
@@ -53,6 +53,7 @@ class RetrainResult:
     report: EvaluationReport | None = None
     warnings: tuple[str, ...] = ()
     origin: Mapping[str, Any] = field(default_factory=dict)
+    code: ReasonCode = ReasonCode.NOTHING_TO_DO
 
     def to_json(self) -> dict[str, Any]:
         """The shape that `tlp train --json` prints."""
@@ -60,6 +61,7 @@ class RetrainResult:
         return shown | {
             "version": None if self.version is None else str(self.version),
             "gate": self.gate.to_json() if self.gate else {},
+            "code": self.code.value,
             "samples": dict(self.samples),
             "warnings": list(self.warnings),
             **self.origin,
@@ -174,6 +176,7 @@ def submit(training: Training, steps: Steps = PLAIN) -> RetrainResult:
         report=training.report,
         warnings=facts.warnings,
         origin={"strategy": manifest.strategy, "parent": manifest.parent, "watermark": manifest.watermark},
+        code=training.code,
     )
 
 

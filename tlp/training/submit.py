@@ -15,12 +15,12 @@ from functools import cached_property
 from typing import Any
 
 from storage import Device, DeviceState, MeasurementStore, ReasonCode
-from tlp.core.errors import InvalidInputError, ModelFormatError
+from tlp.core.errors import InvalidInputError, ModelFormatError, NotFoundError, RegistryError, RegistryUnavailableError
 from tlp.core.faults import reached
 from tlp.core.fleet import Fleet
-from tlp.core.registry import CHAMPION, Submission, UsableVersion, VersionFacts
+from tlp.core.registry import BEST_EARLIER, CHAMPION, Submission, UsableVersion, VersionFacts
 from tlp.fleet import states
-from tlp.fleet.counts import more_held_out
+from tlp.fleet.counts import has_hardware, more_held_out
 from tlp.model.checkpoint import MANIFEST, Manifest, Model
 from tlp.model.kinds import load_model
 from tlp.registry import model_name
@@ -28,13 +28,14 @@ from tlp.registry.kept import Judged, KeptCandidate
 from tlp.registry.versions import find_champion
 from tlp.training.data.dataset import Dataset, choose_language
 from tlp.training.data.holdout import Holdout
-from tlp.training.judge import gate as gates
-from tlp.training.judge import plots
-from tlp.training.judge.evaluate import EvaluationReport, ScreenedScorer, evaluate
-from tlp.training.judge.gate import GateVerdict, judge
+from tlp.training.judge import gate_page, plots
+from tlp.training.judge.evaluate import RANDOM, EvaluationReport, ScreenedScorer, evaluate
+from tlp.training.judge.gate import judge
+from tlp.training.judge.verdict import GateVerdict, Verdict
 from tlp.training.kinds import scorer_of, trained_kind
 from tlp.training.learn.trainer import OnEpoch
 from tlp.training.plan import TrainingPlan, patiently
+from tlp.training.reproduce import NotReproducedError, require_reproduced, score_samples
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class Training:
         report: the evaluation; None if the process that is gone made it.
         version: once registered.
         promoted: `champion` was moved to the version, now or by the process that is gone.
-        not_promoted: what kept a version that passed from being promoted.
+        not_promoted: what kept a version that passed from being promoted, and its code.
     """
 
     kept: KeptCandidate
@@ -67,7 +68,7 @@ class Training:
         on_epoch: OnEpoch | None = None,
     ) -> None:
         self.fleet, self.plan, self.on_epoch = fleet, plan, on_epoch
-        self.started, self.promoted, self.not_promoted = time.monotonic(), False, ""
+        self.started, self.promoted, self.not_promoted = time.monotonic(), False, ("", ReasonCode.OTHER)
         self.dataset: Dataset | None = None
         self.model: Model | None = None
         self.report: EvaluationReport | None = None
@@ -114,7 +115,15 @@ class Training:
     @property
     def reason(self) -> str:
         """Why the version was promoted or was not."""
-        return self.not_promoted or "; ".join(self.verdict.reasons)
+        return self.not_promoted[0] or "; ".join(self.verdict.reasons)
+
+    @property
+    def code(self) -> ReasonCode:
+        """What kept it from being promoted; PROMOTED if nothing did."""
+        if self.promoted:
+            return ReasonCode.PROMOTED
+        unclear = self.verdict.verdict is Verdict.NOT_ENOUGH_EVIDENCE
+        return ReasonCode.NOT_ENOUGH_EVIDENCE if unclear else self.not_promoted[1]
 
 
 def evaluate_candidate(training: Training) -> None:
@@ -148,19 +157,24 @@ def pass_gate(training: Training) -> bool:
 
 
 def promote_version(training: Training) -> None:
-    """Move `champion` to the version, unless a person decided otherwise meanwhile; its devices are SERVING then."""
+    """Move `champion` to the version; its devices are SERVING then.
+
+    Not if a person decided otherwise meanwhile, or the version as registered is not the one that was judged.
+    """
     fleet, facts, version = training.fleet, training.kept.facts, training.version
     assert version is not None, "not registered yet"
     why = f"{facts.reason}; passed the gate: {training.reason}"
     alias, parent = training.judged.alias, facts.parent
     try:
+        patiently(fleet.settings, lambda: require_reproduced(fleet, facts.key, version, training.judged.scored))
         patiently(
             fleet.settings,
             lambda: fleet.registry.promote_judged(facts.key, version, reason=why, judged_against=alias, parent=parent),
         )
-    except InvalidInputError as exc:
+    except (InvalidInputError, NotReproducedError) as exc:
         fleet.registry.tag(facts.key, version, "not_promoted", exc.message)
-        training.not_promoted = exc.message
+        code = ReasonCode.NOT_REPRODUCED if isinstance(exc, NotReproducedError) else ReasonCode.OTHER
+        training.not_promoted = exc.message, code
         return
     training.promoted = True
     if trained_kind(training.manifest.kind).has_strategies:  # what tuning asks by itself
@@ -184,6 +198,25 @@ def _champion(training: Training, alias: int | None) -> UsableVersion[Model] | N
         return None
 
 
+def _earlier(training: Training, champion: UsableVersion[Model]) -> dict[int, Model]:
+    """Earlier champions among which is the best: the one before, and the best when the champion was judged.
+
+    So two are looked at, however many there were. One that was rejected, or that cannot be read, is none.
+    """
+    registry, key = training.fleet.registry, training.kept.facts.key
+    good = [version for version in registry.last_good(key, None) if version != champion.version]
+    best = registry.show(key, champion.version).tags.get(BEST_EARLIER)
+    loaded = {}
+    for version in dict.fromkeys([*good[:1], *(version for version in good if str(version) == best)]):
+        try:
+            loaded[version] = load_model(registry.resolve(key, ref=version).checkpoint_dir)
+        except RegistryUnavailableError:
+            raise
+        except (NotFoundError, RegistryError) as exc:
+            log.warning("version %s, an earlier champion, is not compared with: %s", version, exc.message)
+    return loaded
+
+
 def _judge(
     training: Training, champion: UsableVersion[Model] | None, alias: int | None
 ) -> tuple[Judged, EvaluationReport]:
@@ -192,31 +225,43 @@ def _judge(
     try:
         model = training.model or load_model(training.kept.checkpoint_dir)
     except ModelFormatError as exc:
-        refused = GateVerdict(False, (exc.message,), ())
-        return Judged(version, alias, refused.to_json(), {}, {}), EvaluationReport({}, 0)
-    candidate = model.manifest.kind
-    scorers = {candidate: ScreenedScorer(scorer_of(fleet, model))}
+        refused = GateVerdict(Verdict.WORSE, (exc.message,))
+        return Judged(version, None, alias, refused.to_json(), {}, {}, ()), EvaluationReport({}, 0)
+    candidate, scorer = model.manifest.kind, scorer_of(fleet, model)
+    scorers = {candidate: ScreenedScorer(scorer)}
+    earlier: dict[str, int] = {}
     if champion is not None:
         scorers[CHAMPION] = ScreenedScorer(scorer_of(fleet, champion.loaded))
-    heads = {*model.heads, *(champion.loaded.heads if champion else ())}
-    devices = training.speakers(heads)
+        for number, loaded in patiently(fleet.settings, lambda: _earlier(training, champion)).items():
+            earlier[f"version {number}"] = number
+            scorers[f"version {number}"] = ScreenedScorer(scorer_of(fleet, loaded))
+    devices = training.speakers({*model.heads, *(champion.loaded.heads if champion else ())})
     workloads = frozenset(workload for tasks in facts.holdout.values() for workload in tasks)
     holdout = Holdout(facts.held_networks, workloads, facts.holdout)
     mark, language = model.manifest.watermark, facts.language
     report = evaluate(fleet.store, devices, scorers, watermark=mark, holdout=holdout, language=language)
+    best = max(earlier, key=report.mean_choice, default=None)
+    networks = fleet.store.list_networks()
     verdict = judge(
         report,
         fleet.settings,
-        trained=[facts.device],
+        trained=facts.device,
         candidate=candidate,
-        champion=CHAMPION if champion else None,
-        others=[device.name for device in devices if device.name != facts.device],
+        references=[CHAMPION, *([best] if best else [])] if champion else [],
+        required=[d.name for d in devices if champion and d.name in champion.loaded.heads and _can_be_measured(d)],
+        others=[device.name for device in devices],
         defects=scorers[candidate].defects(),
-        remedies={facts.device: more_held_out(training.devices[facts.device], fleet.store.list_networks())},
+        remedies={device.name: more_held_out(device, networks) for device in devices},
     )
     plots.draw_all(report, model.manifest.curves, training.kept.figures_dir)
     metrics = _metrics(model.manifest, report, verdict, facts.device)
-    return Judged(version, alias, verdict.to_json(), report.to_json(), metrics), report
+    scored = score_samples(fleet, scorer, devices, sorted(workloads), mark)
+    found = earlier[best] if best else None
+    return Judged(version, found, alias, verdict.to_json(), report.to_json(), metrics, tuple(scored)), report
+
+
+def _can_be_measured(device: Device) -> bool:
+    return has_hardware(device) and device.state not in states.OUT_OF_WORK
 
 
 def _metrics(manifest: Manifest, report: EvaluationReport, verdict: GateVerdict, device: str) -> dict[str, float]:
@@ -227,10 +272,10 @@ def _metrics(manifest: Manifest, report: EvaluationReport, verdict: GateVerdict,
         "gate_passed": float(verdict.passed),
     }
     metrics |= {f"samples.{name}": float(count) for name, count in manifest.samples.items()}
-    metrics |= {f"gain.top{c.k}.{c.device}": c.difference for c in verdict.comparisons}
     for name, predictors in report.devices.items():
-        tops = {f"top{k}": predictors[manifest.kind].top(k) for k in (1, 5)}
-        metrics |= {f"{top}.{name}": value for top, value in tops.items()} | (tops if name == device else {})
+        ours, theirs = predictors[manifest.kind].figures(), predictors.get(CHAMPION, predictors[RANDOM]).figures()
+        metrics |= {f"{figure}.{name}": value for figure, value in ours.items()} | (ours if name == device else {})
+        metrics |= {f"gain.{figure}.{name}": value - theirs[figure] for figure, value in ours.items()}
     return metrics
 
 
@@ -239,7 +284,13 @@ def _submission(candidate: KeptCandidate, manifest: Manifest, judged: Judged) ->
     facts = candidate.facts
     gate = GateVerdict.from_json(judged.gate)
     described = VersionFacts(
-        manifest.samples, manifest.strategy, manifest.parent, gate.passed, gate.reasons, judged.champion
+        manifest.samples,
+        manifest.strategy,
+        manifest.parent,
+        gate.verdict.value,
+        gate.reasons,
+        judged.champion,
+        judged.earlier,
     )
     origin: dict[str, Any] = {"strategy": manifest.strategy, "watermark": manifest.watermark}
     page = origin | {"samples": manifest.samples, "parent": manifest.parent}
@@ -262,8 +313,8 @@ def _submission(candidate: KeptCandidate, manifest: Manifest, judged: Judged) ->
         params=params,
         metrics=judged.metrics,
         curves={name: list(enumerate(values)) for name, values in manifest.curves.items()},
-        table=gates.table(judged.gate),
-        page=gates.page(page),
+        table=gate_page.table(judged.gate),
+        page=gate_page.page(page),
         report=dict(judged.report) | {"gate": dict(judged.gate)},
         figures=sorted(candidate.figures_dir.glob("*.png")),
     )

@@ -11,6 +11,7 @@ import pytest
 
 from storage import DeviceState, MeasurementStore, RunKind
 from tests.fleets import fleet_of
+from tests.judging import judge_all, reproduce_here
 from tests.tlp import small_fleet
 from tests.tlp.registry.helpers import client_of
 from tests.tlp.training.steps import decide
@@ -28,6 +29,7 @@ from tlp.pipeline.evaluate import evaluate_version
 from tlp.registry import Registry, family_of, kept, model_name
 from tlp.services import status
 from tlp.training import retrain as training
+from tlp.training.judge.verdict import Verdict
 
 FAMILY, KEY, MODEL = "x86_64", "felix-x86_64", "felix-x86_64"
 
@@ -48,7 +50,8 @@ def fleet(quick: Settings) -> MeasurementStore:
 @pytest.fixture
 def lenient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every candidate passes: what is tested is what comes after. Few programs leave the gate's verdict to luck."""
-    monkeypatch.setattr("tlp.training.judge.gate._problem", lambda *_: None)
+    judge_all(monkeypatch, Verdict.PASSED)
+    reproduce_here(monkeypatch)
 
 
 def train(store: MeasurementStore, settings: Settings, **options: Any) -> dict[str, Any]:
@@ -99,7 +102,7 @@ def test_the_life_of_a_model_beside_another(fleet: MeasurementStore, quick: Sett
 def test_one_model_s_trainings_do_not_make_the_other_wait(fleet: MeasurementStore, quick: Settings) -> None:
     """A candidate that the gate stopped keeps its own model from training again, not the other."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tlp.training.judge.gate._problem", lambda *_: "is no good")
+        judge_all(patch, Verdict.WORSE)
         assert train(fleet, quick, model="felix")["promoted"] is False
     device = small_fleet.DEVICE
     assert not decide(fleet_of(quick, fleet), device, None, kind="felix").train

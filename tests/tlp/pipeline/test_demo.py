@@ -104,11 +104,13 @@ def test_the_plot_is_a_png(tmp_path):
 
 
 def test_the_gate_in_short_has_the_figures_of_the_device():
-    figure = {"k": 1, "candidate": 0.569, "reference": 0.289, "against": "random"}
-    comparisons = [figure | {"device": "cpu", "verdict": "ok"}, figure | {"device": "other", "verdict": "worse"}]
-    passed = {"passed": True, "comparisons": comparisons[:1]}
-    assert demo._gate_in_short({"gate": passed}, "cpu") == "passed; top-1 0.569 vs 0.289 random: ok"
-    failed = {"reason": "other is worse", "gate": {"passed": False, "comparisons": comparisons}}
-    assert demo._gate_in_short(failed, "other") == "not passed; top-1 0.569 vs 0.289 random: worse"
+    figure = {"figure": "choice", "candidate": 0.569, "reference": 0.289, "against": "random"}
+    mine = [figure | {"device": "cpu", "verdict": "ok"}, figure | {"device": "cpu", "verdict": "shown only"}]
+    comparisons = [*mine, figure | {"device": "other", "verdict": "worse"}]
+    passed = {"passed": True, "verdict": "passed", "comparisons": mine}
+    assert demo._gate_in_short({"gate": passed}, "cpu") == "passed; choice 0.569 vs 0.289 random: ok"
+    gate = {"passed": False, "verdict": "not_enough_evidence", "comparisons": comparisons}
+    failed = {"reason": "other is worse", "gate": gate}
+    assert demo._gate_in_short(failed, "other") == "not enough evidence; choice 0.569 vs 0.289 random: worse"
     assert demo._gate_in_short(failed, "cpu") == "other is worse"
     assert demo._gate_in_short({"reason": "nothing is due", "gate": {}}, "cpu") == "nothing is due"

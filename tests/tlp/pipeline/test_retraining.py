@@ -35,7 +35,7 @@ with locks.train_lock(get_settings(), "x86_64"):
 @pytest.fixture
 def quick(mlflow_settings: Settings) -> Settings:
     limits = {"train_epochs": 4, "train_batch_groups": 2, "train_learning_rate": 4e-3, "torch_threads": 1}
-    return mlflow_settings.model_copy(update={**limits, "gate_bootstrap": 50, "gate_max_other_drop": 1.0})
+    return mlflow_settings.model_copy(update={**limits, "gate_bootstrap": 50})
 
 
 @pytest.fixture

@@ -12,11 +12,13 @@ from bench.synthetic import fill_store
 from storage import DuckDBStore
 from tests.counting import Counting
 from tests.fleets import fleet_of
+from tests.judging import judge_all
 from tests.registries import FakeRegistry
 from tlp.core.requests import TrainRequest
 from tlp.core.settings import Settings
 from tlp.pipeline.train import retrain
 from tlp.training import plan as planning
+from tlp.training.judge.verdict import Verdict
 
 DEVICE, OTHER = "x86-64-v3", "x86-64-v2"
 
@@ -24,7 +26,7 @@ DEVICE, OTHER = "x86-64-v3", "x86-64-v2"
 def test_who_is_asked_how_often(tmp_path: Path, quick: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     inner = DuckDBStore()
     fill_store(inner, networks=("a", "held"), workloads_per_network=3, programs=8, min_samples=8)
-    settings = quick.model_copy(update={"train_epochs": 1, "gate_max_other_drop": 1.0})
+    settings = quick.model_copy(update={"train_epochs": 1})
     asked: Counter[str] = Counter()
     for name in ("decide", "choose_tasks"):
         real = getattr(planning, name)
@@ -35,7 +37,7 @@ def test_who_is_asked_how_often(tmp_path: Path, quick: Settings, monkeypatch: py
 
         monkeypatch.setattr(planning, name, counted)
     registry = Counting(FakeRegistry(tmp_path / "registry"))
-    monkeypatch.setattr("tlp.training.judge.gate._problem", lambda *_: None)
+    judge_all(monkeypatch, Verdict.PASSED)
     for _ in range(2):  # without a champion, then from one
         store = Counting(inner)
         registry.calls.clear()

@@ -74,7 +74,7 @@ def test_json_has_the_fixed_keys(store: DuckDBStore) -> None:
     value = evaluate(store, DEVICES, {"oracle": Oracle()}).to_json()
     entry = value["devices"]["x86-64-v2"]["oracle"]
     assert {"top1", "top5", "networks"} <= set(entry)
-    assert set(entry["networks"]["held"]) == {"top1", "top5"}
+    assert set(entry["networks"]["held"]) == {"top1", "top5", "choice"}
     assert set(value["devices"]["x86-64-v3"]) == {"oracle", RANDOM}
 
 

@@ -108,9 +108,11 @@ def test_json_keeps_its_keys_and_says_who_is_ahead() -> None:
         "top5_interval": [0.5, 0.5],
     }
     entry = found["random"]
+    assert entry["macro"] == {"top1": 0.5, "top5": 0.5, "choice": 0.5}
     assert entry["networks"]["a"] == {
         "top1": 0.5,
         "top5": 0.5,
+        "choice": 0.5,
         "top1_interval": [0.5, 0.5],
         "top5_interval": [0.5, 0.5],
     }

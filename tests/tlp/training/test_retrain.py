@@ -110,7 +110,7 @@ def test_the_loop(fleet: DuckDBStore, quick: Settings, registry: FakeRegistry) -
         fleet_of(quick, fleet, registry), device="x86-64-v3", force=True, strategy=Small(corrupt_head="x86-64-v2")
     )
     assert not corrupt.promoted and "x86-64-v2" in corrupt.reason
-    assert registry.versions[2].tags["gate"] == "failed" and registry.versions[2].tags["trained_from"] == "version 1"
+    assert registry.versions[2].tags["gate"] == "worse" and registry.versions[2].tags["trained_from"] == "version 1"
 
 
 def test_a_first_version_from_shuffled_labels_is_stopped(

@@ -108,11 +108,12 @@ class PredictorResult:
 
     def to_json(self) -> dict[str, Any]:
         """`{"top1", "top5", "choice", "macro", "networks": {name: {"top1", "top5", "choice"}}, "curve", "tasks"}`."""
-        networks = {name: self._figures(name) for name in self.networks()}
+        networks = {name: self.figures(name) for name in self.networks()}
         rest = {"macro": self.macro(), "networks": networks, "curve": self.curve(), "tasks": len(self.tasks)}
-        return self._figures() | rest
+        return self.figures() | rest
 
-    def _figures(self, network: str | None = None) -> dict[str, Any]:
+    def figures(self, network: str | None = None) -> dict[str, float]:
+        """`{"top1", "top5", "choice"}`, over all tasks or one network's."""
         return {"top1": self.top(1, network), "top5": self.top(5, network), "choice": self.choice(network)}
 
 
@@ -122,6 +123,10 @@ class EvaluationReport:
 
     devices: Mapping[str, Mapping[str, PredictorResult]]
     watermark: int
+
+    def mean_choice(self, predictor: str) -> float:
+        """A predictor's choice, mean over devices; 0 if there is none."""
+        return float(np.mean([results[predictor].choice() for results in self.devices.values()] or [0.0]))
 
     def to_json(self) -> dict[str, Any]:
         """The shape that `tlp evaluate --json` prints."""

@@ -1,22 +1,22 @@
 """The promotion gate: may this candidate become champion?
 
 What it guarantees: a candidate whose choice among eight programs (`tlp.training.judge.evaluate`) is `gate_margin` worse
-than a reference's on one of the devices judged passes with a probability of 5% at most, and one that makes a single task
-`gate_max_task_slowdown` times slower does not pass. `bench/gate.py` simulates it; docs/continual.md has the table.
+than a reference's on one of the devices judged passes with a probability of 5% at most, and none passes that makes a
+single task `gate_max_task_slowdown` times slower. `bench/gate.py` simulates it; docs/continual.md has the table.
 
 References are the champion and the best earlier champion, so that small losses do not add up. A first version has to be
-`gate_margin` better than random choice, beyond noise. On every device with enough evidence (`gate_min_tasks` held-out tasks with
-`gate_min_programs` programs each; others do not count)
+`gate_margin` better than random choice, beyond noise. On every device with enough evidence (`gate_min_tasks` held-out
+tasks with `gate_min_programs` programs each; others do not count)
 
 1. the choice, pooled over tasks and averaged over networks, must not be inferior to any reference's: the lower bound of
-   the difference lies above -`gate_margin`. A paired bootstrap over tasks within their networks gives a p-value each; the
-   largest is the device's, since all must hold, and the devices' are corrected by Holm (1979), "A Simple Sequentially
-   Rejective Multiple Test Procedure", Scandinavian Journal of Statistics 6;
+   the difference lies above -`gate_margin`. A paired bootstrap over tasks within their networks gives a p-value each;
+   the largest is the device's, since all must hold, and the devices' are corrected by Holm (1979), "A Simple
+   Sequentially Rejective Multiple Test Procedure", Scandinavian Journal of Statistics 6;
 2. no task's expected choice may take more than `gate_max_task_slowdown` times a reference's.
 
-Three verdicts. *Worse*: a difference lies below 0 beyond noise, a task is much slower, or the scores are no ranking (not
-finite, or the same for all programs: `ScreenedScorer`). *Not enough evidence*: nothing is known to be worse, but it
-cannot be told to be as good, or a device that must be judged has too little to be judged by. *Passed* otherwise. The
+Three verdicts. *Worse*: a difference lies below 0 beyond noise, a task is much slower, or the scores are no ranking
+(not finite, or the same for all programs: `ScreenedScorer`). *Not enough evidence*: nothing is known to be worse, but
+it cannot be told to be as good, or a device that must be judged has too little to be judged by. *Passed* otherwise. The
 device trained for must be judged, and those that could lose what they have (`required`); others are if they can be.
 """
 
@@ -35,7 +35,6 @@ from tlp.training.judge.verdict import OK, SHOWN, Comparison, GateVerdict, Verdi
 
 CANDIDATE: Final = "mtl-tlp"
 CHAMPION: Final = "champion"
-EARLIER: Final = "best earlier champion"
 CHOICE: Final = "choice"
 MACRO: Final = "choice, mean of networks"
 ALPHA: Final = 0.05
@@ -70,6 +69,7 @@ def judge(
     needed = (settings.gate_min_tasks, settings.gate_min_programs)
     findings = [(Verdict.WORSE, f"{device}: {what}, so it cannot rank") for device, what in (defects or {}).items()]
     notes: list[str] = []
+    lacking: list[str] = []
     tests: dict[str, list[_Test]] = {}
     for device in dict.fromkeys([trained, *sorted(required), *report.devices, *others]):
         results = _with_evidence(report.devices.get(device, {}), settings.gate_min_programs)
@@ -80,6 +80,7 @@ def judge(
             continue
         short = f"{tasks} of {needed[0]} held-out tasks have {needed[1]} measured programs"
         if device == trained or device in required:
+            lacking.append(device)
             findings.append((Verdict.NOT_ENOUGH_EVIDENCE, f"{device}: {short}: {_remedy(device, remedies)}"))
         else:
             notes.append(f"{device}: not judged, {short}")
@@ -97,7 +98,7 @@ def judge(
     for verdict in (Verdict.WORSE, Verdict.NOT_ENOUGH_EVIDENCE):
         if reasons := [said for found, said in findings if found is verdict]:
             rest = [said for found, said in findings if found is not verdict]
-            return GateVerdict(verdict, (*reasons, *rest), tuple(comparisons))
+            return GateVerdict(verdict, (*reasons, *rest), tuple(comparisons), tuple(lacking))
     return GateVerdict(Verdict.PASSED, tuple(notes), tuple(comparisons))
 
 
@@ -130,7 +131,7 @@ class _Test:
         elif self.row.against == RANDOM:
             verdict, said = Verdict.WORSE, f"does not beat random choice by {-self.margin:g} beyond noise"
         elif high < 0.0:
-            verdict, said = Verdict.WORSE, f"worse than the {self.row.against} beyond noise"
+            verdict, said = Verdict.WORSE, f"worse than {_named(self.row.against)} beyond noise"
         else:
             verdict, said = Verdict.NOT_ENOUGH_EVIDENCE, f"could be {-low:.3f} worse, {self.margin:g} is allowed"
         return verdict, replace(self.row, low=low, high=high, p=p, verdict=said)
@@ -149,13 +150,20 @@ def _tests(
 ) -> list[_Test]:
     ours, theirs = results[candidate], results[against]
     margin = -settings.gate_margin if against == RANDOM else settings.gate_margin
-    drawn = [resample_choice(r, resamples=settings.gate_bootstrap, seed=settings.seed) for r in (ours, theirs)]
-    pairs = {CHOICE: (ours.choice(), theirs.choice()), MACRO: (ours.macro()["choice"], theirs.macro()["choice"])}
-    tests = [
-        _Test(Comparison(device, figure, *pair, against, 0.0, 0.0), mine - other, margin)
-        for (figure, pair), mine, other in zip(pairs.items(), *drawn, strict=True)
-    ]
-    return tests if len(ours.networks()) > 1 else tests[:1]
+    pooled, macro = (
+        mine - other
+        for mine, other in zip(
+            resample_choice(ours, resamples=settings.gate_bootstrap, seed=settings.seed),
+            resample_choice(theirs, resamples=settings.gate_bootstrap, seed=settings.seed),
+            strict=True,
+        )
+    )
+    row = Comparison(device, CHOICE, ours.choice(), theirs.choice(), against, 0.0, 0.0)
+    tests = [_Test(row, pooled, margin)]
+    if len(ours.networks()) > 1:
+        means = ours.macro()["choice"], theirs.macro()["choice"]
+        tests.append(_Test(replace(row, figure=MACRO, candidate=means[0], reference=means[1]), macro, margin))
+    return tests
 
 
 def _holm(tests: Mapping[str, Sequence[_Test]]) -> dict[str, int]:
@@ -177,9 +185,10 @@ def _slow_tasks(
         ratios = results[candidate].choices()[1] / results[name].choices()[1]
         slow = [i for i in np.argsort(-ratios) if ratios[i] > most]
         if slow:
-            tasks = results[candidate].tasks
-            named = ", ".join(f"{tasks[i].workload_id[:8]} of {tasks[i].network} {ratios[i]:.1f}x" for i in slow[:_NAMED])
-            yield f"{device}: {len(slow)} of {len(tasks)} tasks more than {most:g}x slower than with the {name}: {named}"
+            tasks = [(results[candidate].tasks[i], ratios[i]) for i in slow[:_NAMED]]
+            named = ", ".join(f"{task.workload_id[:8]} of {task.network} {ratio:.1f}x" for task, ratio in tasks)
+            slower = f"{len(slow)} of {len(ratios)} tasks over {most:g}x slower than with {_named(name)}"
+            yield f"{device}: {slower}: {named}"
 
 
 def _shown(
@@ -192,6 +201,10 @@ def _shown(
         low, high = np.quantile(drawn[0].tops[:, k - 1] - drawn[1].tops[:, k - 1], [ALPHA, 1.0 - ALPHA])
         tops = (ours.top(k), theirs.top(k))
         yield Comparison(device, f"top-{k}", *tops, against, float(low), float(high), None, SHOWN)
+
+
+def _named(reference: str) -> str:
+    return {RANDOM: "random choice", CHAMPION: "the champion"}.get(reference, reference)
 
 
 def _remedy(device: str, remedies: Mapping[str, str] | None) -> str:

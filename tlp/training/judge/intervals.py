@@ -60,8 +60,10 @@ def draw_counts(tasks: int, resamples: int, seed: int) -> FloatArray:
     return drawn.astype(np.float64)
 
 
-def resample_choice(result: PredictorResult, *, resamples: int = RESAMPLES, seed: int = 0) -> tuple[FloatArray, FloatArray]:
-    """The choice in `resamples` draws of the tasks within their networks: pooled and averaged over networks, `(R,)` each.
+def resample_choice(
+    result: PredictorResult, *, resamples: int = RESAMPLES, seed: int = 0
+) -> tuple[FloatArray, FloatArray]:
+    """The choice in `resamples` draws of the tasks within their networks: pooled, and mean of networks, `(R,)` each.
 
     Every draw has every network, with as many tasks as it has.
     """

@@ -61,11 +61,13 @@ class GateVerdict:
 
     Attributes:
         reasons: what stopped it, or what it passed; one line each.
+        lacking: devices that it must be judged on, and that have too few tasks.
     """
 
     verdict: Verdict
     reasons: tuple[str, ...]
     comparisons: tuple[Comparison, ...] = ()
+    lacking: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -73,12 +75,13 @@ class GateVerdict:
         return self.verdict is Verdict.PASSED
 
     def to_json(self) -> dict[str, Any]:
-        """`{"passed", "verdict", "reasons", "comparisons": [...]}`."""
-        rest = {"reasons": list(self.reasons), "comparisons": [asdict(c) for c in self.comparisons]}
+        """`{"passed", "verdict", "reasons", "comparisons": [...], "lacking"}`."""
+        rest: dict[str, Any] = {"reasons": list(self.reasons), "lacking": list(self.lacking)}
+        rest["comparisons"] = [asdict(c) for c in self.comparisons]
         return {"passed": self.passed, "verdict": self.verdict.value, **rest}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> GateVerdict:
         """The inverse of `to_json`. Raises KeyError, TypeError, ValueError."""
         comparisons = tuple(Comparison(**c) for c in value["comparisons"])
-        return GateVerdict(Verdict(value["verdict"]), tuple(value["reasons"]), comparisons)
+        return GateVerdict(Verdict(value["verdict"]), tuple(value["reasons"]), comparisons, tuple(value["lacking"]))
