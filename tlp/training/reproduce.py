@@ -97,10 +97,11 @@ def _answer(fleet: Fleet, key: str, version: int, samples: Sequence[ScoredProgra
     except (RegistryError, NotFoundError) as exc:
         return {"unusable": exc.message}
     sketches = {s.sketch_id: s for s in fleet.store.get_sketches(sorted({s for of in samples for s in of.sketch_ids}))}
+    devices = {device.name: device for device in fleet.store.list_devices()}
     scores = []
     for sample in samples:
         programs = [(sketches[s], d) for s, d in zip(sample.sketch_ids, sample.decisions, strict=True)]
-        scores.append(np.asarray(scorer.score(fleet.store.get_device(sample.device), programs)).tolist())
+        scores.append(np.asarray(scorer.score(devices[sample.device], programs)).tolist())
     return {"scores": scores}
 
 

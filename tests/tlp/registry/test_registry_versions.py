@@ -23,7 +23,7 @@ class TestRegister:
     def test_version_carries_what_was_given(self, registry: Registry, checkpoint: Path, tmp_path: Path) -> None:
         figure = tmp_path / "curve.png"
         figure.write_bytes(b"\x89PNG")
-        facts = VersionFacts({"cpu0": 300, "v2": 100}, "joint", None, True, ("beats random", "top-1 .9"), 3)
+        facts = VersionFacts({"cpu0": 300, "v2": 100}, "joint", None, "passed", ("beats random", "top-1 .9"), 3, 2)
         version = registry.register(
             Submission(
                 checkpoint,
@@ -51,6 +51,7 @@ class TestRegister:
             "gate": "passed",
             "gate_reason": "beats random; top-1 .9",
             "judged_against": "version 3",
+            "best_earlier": "2",
         }
         assert registry.resolve(FAMILY, ref=1).devices == ("cpu0", "v2")
         assert found.metrics["top5"] == 0.95
