@@ -57,6 +57,7 @@ class DemoPlan:
             "tune_population": 1024,
             "tune_generations": 3,
             "run_timeout_s": 5.0,
+            "gate_min_programs": 8,  # of min_samples, a held-out task gets about ten
             "canary": False,  # on a busy laptop samples would be flagged, and the demo has to come to its end
         }
     )
