@@ -9,6 +9,7 @@ from storage import Device, Network
 from tlp.core.errors import InvalidInputError
 from tlp.core.requests import MAX_PROGRAMS
 
+_HELD_OUT: Final = ("bert_tiny", "resnet_50", "mobilenet_v2")  # by default, the quickest to measure first
 DATASET: Final = "dataset"
 """Endpoint kind of a platform of an imported data set; `tlp.measure.endpoint` has all kinds."""
 
@@ -32,15 +33,22 @@ def more_samples(device: Device, samples: int) -> str:
     return f"tlp measure {device.name} --samples {samples}"
 
 
-def more_held_out(device: Device, networks: Iterable[Network]) -> str:
-    """The command that gets a device samples to be judged on: of the first held-out network that can be compiled.
+def more_held_out(device: Device, networks: Iterable[Network], *, tasks: int = 1, programs: int = 2) -> str:
+    """The command that gets a device samples to be judged on: of the held-out networks that can be compiled.
 
-    If there is none, one that is held out by default is to be added. Where no network is held out, any samples do.
+    If those have fewer than `tasks` tasks, another that is held out by default is to be added. Where no network is held
+    out, any samples do for a single task: a tenth of the workloads is.
+
+    Args:
+        programs: wanted of each task.
     """
     held_out = [network for network in networks if network.holdout]
-    if not has_hardware(device) or not held_out:
+    if not has_hardware(device) or (not held_out and tasks < 2):
         return more_samples(device, 200)
-    for network in held_out:
-        if network.tasks and not network.source.startswith("dataset:"):
-            return f"tlp measure {device.name} --samples 200 --network {network.name}"
-    return "tlp network add bert_tiny --builtin bert_tiny"
+    able = [network for network in held_out if network.tasks and not network.source.startswith("dataset:")]
+    workloads = {task.workload_id for network in able for task in network.tasks}
+    lacking = [name for name in _HELD_OUT if all(network.name != name for network in able)]
+    if len(workloads) < tasks and lacking:
+        return f"tlp network add {lacking[0]} --builtin {lacking[0]}"
+    named = "".join(f" --network {network.name}" for network in able)
+    return f"tlp measure {device.name} --samples {max(200, programs * len(workloads))}{named}"

@@ -19,6 +19,7 @@ from tlp.core.errors import InvalidInputError, ModelFormatError, NotFoundError, 
 from tlp.core.faults import reached
 from tlp.core.fleet import Fleet
 from tlp.core.registry import BEST_EARLIER, CHAMPION, Submission, UsableVersion, VersionFacts
+from tlp.core.settings import Settings
 from tlp.fleet import states
 from tlp.fleet.counts import has_hardware, more_held_out
 from tlp.model.checkpoint import MANIFEST, Manifest, Model
@@ -251,13 +252,17 @@ def _judge(
         required=[d.name for d in devices if champion and d.name in champion.loaded.heads and _can_be_measured(d)],
         others=[device.name for device in devices],
         defects=scorers[candidate].defects(),
-        remedies={device.name: more_held_out(device, networks) for device in devices},
+        remedies={device.name: more_held_out(device, networks, **_wanted(fleet.settings)) for device in devices},
     )
     plots.draw_all(report, model.manifest.curves, training.kept.figures_dir)
     metrics = _metrics(model.manifest, report, verdict, facts.device)
     scored = score_samples(fleet, scorer, devices, sorted(workloads), mark)
     found = earlier[best] if best else None
     return Judged(version, found, alias, verdict.to_json(), report.to_json(), metrics, tuple(scored)), report
+
+
+def _wanted(settings: Settings) -> dict[str, int]:
+    return {"tasks": settings.gate_min_tasks, "programs": settings.gate_min_programs}
 
 
 def _can_be_measured(device: Device) -> bool:

@@ -113,9 +113,20 @@ def test_device_detail() -> None:
 
 @pytest.mark.parametrize("verbose", [False, True])
 def test_a_training_says_its_reason_on_one_line_and_the_figures_if_asked(verbose: bool) -> None:
-    comparison = {"device": "workstation", "figure": "choice", "candidate": 0.569, "reference": 0.289, "against": "random"}
+    comparison = {
+        "device": "workstation",
+        "figure": "choice",
+        "candidate": 0.569,
+        "reference": 0.289,
+        "against": "random",
+    }
     comparison |= {"low": 0.113, "high": 0.401, "verdict": "ok"}
-    gate = {"passed": True, "verdict": "passed", "reasons": ["workstation: top-1 .569 vs .289 random"], "comparisons": [comparison]}
+    gate = {
+        "passed": True,
+        "verdict": "passed",
+        "reasons": ["workstation: top-1 .569 vs .289 random"],
+        "comparisons": [comparison],
+    }
     report = {"model": "mtl-tlp-x86_64", "version": "12", "promoted": True, "reason": LONG, "gate": gate}
     lines = shown(models.train_report(report | {"samples": {"workstation": 512_345}, "seconds": 61.0}, verbose=verbose))
     assert max(map(len, lines)) <= WIDTH
