@@ -191,9 +191,15 @@ class CatalogTables(MeasurementStore):
 
     # -- runs -------------------------------------------------------------------------------------------------
     def start_run(
-        self, kind: RunKind, *, device: str | None, params: Mapping[str, Any], owner: Mapping[str, Any]
+        self,
+        kind: RunKind,
+        *,
+        device: str | None,
+        params: Mapping[str, Any],
+        owner: Mapping[str, Any],
+        run_id: str | None = None,
     ) -> str:
-        run = Run(uuid.uuid4().hex, kind, device, params, owner, now_utc(), RunState.RUNNING, "", None)
+        run = Run(run_id or uuid.uuid4().hex, kind, device, params, owner, now_utc(), RunState.RUNNING, "", None)
         with self._connector.writing() as con:
             _RUNS.insert(con, [run])
         return run.run_id

@@ -31,8 +31,10 @@ from storage.errors import (
     StoreLockedError,
     StoreVersionError,
 )
+from storage.interrupts import SignalWaiting, held_signals, is_waiting
 
 IN_MEMORY = ":memory:"
+_POLL_S = 0.05
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     # Without this, a file that is really SQLite makes DuckDB try to download an extension.
     "autoinstall_known_extensions": "false",
@@ -122,15 +124,8 @@ def map_duckdb_errors(path: Path) -> Iterator[None]:
     """Translate DuckDB's exceptions into the store's: the one place where that is done."""
     try:
         yield
-    except duckdb.InterruptException as exc:
-        raise KeyboardInterrupt("a query was interrupted") from exc
     except duckdb.Error as exc:
         raise _translate(exc, path) from exc
-    except RuntimeError as exc:
-        # A signal handler raised while a query ran (Ctrl-C, SIGTERM): DuckDB raises this in place of its exception.
-        if str(exc) != "Query interrupted":
-            raise
-        raise KeyboardInterrupt("a query was interrupted") from exc
 
 
 class Connector:
@@ -155,8 +150,9 @@ class Connector:
         """
         lock = FileLock(self.path.with_name(f"{self.path.name}.{line}"), thread_local=False, poll_interval=0.005)
         try:
-            lock.acquire(timeout=max(deadline - time.monotonic(), 0.0))
+            lock.acquire(timeout=max(deadline - time.monotonic(), 0.0), cancel_check=is_waiting)
         except Timeout:
+            _stop_if_waiting()
             # Those before us may all be waiting for one process: let DuckDB say which.
             with map_duckdb_errors(self.path):
                 if self.path.exists():
@@ -175,29 +171,41 @@ class Connector:
 
     @contextmanager
     def exclusive_in_process(self) -> Iterator[float]:
-        """Keep this process's other threads out; yields the deadline of the call. Raises StoreLockedError."""
+        """Keep this process's other threads and its signals out; yields the deadline of the call.
+
+        Raises StoreLockedError.
+        """
         deadline = time.monotonic() + self.lock_timeout_s
         lock = _process_lock(self.path)
-        if not lock.acquire(timeout=self.lock_timeout_s):
-            raise StoreLockedError(
-                f"another thread of this process held the store {self.path} for {self.lock_timeout_s:g} s",
-                code=ErrorCode.STORE_BUSY,
-            )
-        try:
-            yield deadline
-        finally:
-            lock.release()
+        with held_signals():
+            while not lock.acquire(timeout=min(max(deadline - time.monotonic(), 0.0), _POLL_S)):
+                _stop_if_waiting()
+                if time.monotonic() > deadline:
+                    raise StoreLockedError(
+                        f"another thread of this process held the store {self.path} for {self.lock_timeout_s:g} s",
+                        code=ErrorCode.STORE_BUSY,
+                    )
+            try:
+                yield deadline
+            finally:
+                lock.release()
 
     def connect(self, path: Path, *, read_only: bool, deadline: float) -> duckdb.DuckDBPyConnection:
         """A connection to `path`, tried again until `deadline` while another process has the file."""
         attempts = Retrying(
-            retry=retry_if_exception(is_locked),
+            retry=retry_if_exception(lambda exc: is_locked(exc) and not is_waiting()),
             wait=wait_random(0.001, 0.01),
             stop=stop_after_delay(max(deadline - time.monotonic(), 0.0)),
             reraise=True,
         )
         config = {**(_CONFIG if read_only else _CREATE_CONFIG), "threads": _usable_cores()}
-        connection: duckdb.DuckDBPyConnection = attempts(duckdb.connect, str(path), read_only=read_only, config=config)
+        try:
+            connection: duckdb.DuckDBPyConnection = attempts(
+                duckdb.connect, str(path), read_only=read_only, config=config
+            )
+        except duckdb.IOException:
+            _stop_if_waiting()
+            raise
         return connection
 
     @contextmanager
@@ -238,7 +246,12 @@ class MemoryConnector:
     @contextmanager
     def reading(self) -> Iterator[duckdb.DuckDBPyConnection]:
         """A connection of its own: what a call leaves there (temporary tables, variables) goes with it."""
-        with map_duckdb_errors(self.path), self._lock, closing(self._database.cursor()) as connection:
+        with (
+            held_signals(),
+            map_duckdb_errors(self.path),
+            self._lock,
+            closing(self._database.cursor()) as connection,
+        ):
             yield connection
 
     @contextmanager
@@ -246,6 +259,11 @@ class MemoryConnector:
         """A connection inside one transaction."""
         with self.reading() as connection, _transaction(connection):
             yield connection
+
+
+def _stop_if_waiting() -> None:
+    if is_waiting():
+        raise SignalWaiting
 
 
 def _usable_cores() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.errors import InvalidInputError
@@ -65,6 +66,11 @@ class MeasurementStore(ABC):
     or is damaged, `StoreLockedError` as above, `NotFoundError` / `AlreadyExistsError` for names,
     `InvalidInputError` for values. Nothing else escapes.
     """
+
+    @property
+    def folder(self) -> Path | None:
+        """The local folder that the store lies in; None if it has none."""
+        return None
 
     # -- devices ----------------------------------------------------------------------------------------------
     @abstractmethod
@@ -299,9 +305,15 @@ class MeasurementStore(ABC):
     # -- runs -------------------------------------------------------------------------------------------------
     @abstractmethod
     def start_run(
-        self, kind: RunKind, *, device: str | None, params: Mapping[str, Any], owner: Mapping[str, Any]
+        self,
+        kind: RunKind,
+        *,
+        device: str | None,
+        params: Mapping[str, Any],
+        owner: Mapping[str, Any],
+        run_id: str | None = None,
     ) -> str:
-        """Open a run in state RUNNING and return its id (a UUID4 hex)."""
+        """Open a run in state RUNNING and return its id: the one given (new), or a UUID4 hex."""
 
     @abstractmethod
     def finish_run(

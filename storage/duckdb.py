@@ -39,6 +39,11 @@ class DuckDBStore(CatalogTables, SampleTables):
         """The store's file."""
         return self._connector.path
 
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the file."""
+        return None if self.path == Path(IN_MEMORY) else self.path.parent
+
     def __repr__(self) -> str:
         return f"DuckDBStore({str(self.path)!r})"
 

@@ -24,7 +24,6 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import StrEnum
@@ -32,7 +31,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import polars as pl
-import psutil
 
 from storage.checks import json_text, json_value, now_utc
 from storage.connection import nearest_folder
@@ -47,6 +45,7 @@ from storage.errors import (
     TlpError,
 )
 from storage.frames import MEASUREMENT_SCHEMA, PROGRAM_SCHEMA, conform, frame_schema, value_or_error_problems
+from storage.identity import identity
 from storage.rekey import rekey_frames
 from storage.reports import ImportReport, SkippedLine
 from storage.rows import Device, Network, NetworkTask, Sketch, Workload
@@ -137,9 +136,7 @@ def import_parquet(store: MeasurementStore, folder: Path, *, run_id: str | None 
         _rehearse(folder, tables)
     if run_id is not None:
         return _import_tables(store, tables, run_id)
-    process = psutil.Process()
-    owner = {"pid": process.pid, "create_time": process.create_time(), "host": socket.gethostname()}
-    own_run = store.start_run(RunKind.IMPORT, device=None, params={"folder": str(folder)}, owner=owner)
+    own_run = store.start_run(RunKind.IMPORT, device=None, params={"folder": str(folder)}, owner=identity())
     try:
         report = _import_tables(store, tables, own_run)
     except KeyboardInterrupt:

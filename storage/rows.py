@@ -262,7 +262,7 @@ class MeasurementBatch:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a flow. `owner` tells whether its process still lives (pid and its start time)."""
+    """One run of a flow. `owner` tells whether its process still lives (`storage/identity.py`)."""
 
     run_id: str
     kind: RunKind

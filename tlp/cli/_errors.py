@@ -53,10 +53,21 @@ def reporting(arguments: Sequence[str], *, as_json: bool) -> Iterator[Outcome]:
         _print(usage, "UsageError", as_json=as_json)
         outcome.exit_code = exc.exit_code
     except Exception as exc:  # noqa: BLE001  the last handler of the process
+        if _on_the_way_out(exc):
+            _print(_interrupted(arguments), "Interrupted", as_json=as_json)
+            outcome.exit_code = INTERRUPTED
+            return
         error = _translated(exc, arguments)
         kind = type(exc if isinstance(error, InternalError) else error).__name__
         _print(error, kind, as_json=as_json)
         outcome.exit_code = error.exit_code
+
+
+def _on_the_way_out(exc: BaseException | None) -> bool:
+    """Whether it was raised while a Ctrl-C or SIGTERM was on its way up: then that is the news."""
+    while exc is not None and not isinstance(exc, KeyboardInterrupt):
+        exc = exc.__cause__ or exc.__context__
+    return exc is not None
 
 
 def _translated(exc: Exception, arguments: Sequence[str]) -> TlpError:

@@ -1,16 +1,12 @@
-"""Processes: who one is, one that must not outlive its parent, and signals held back for a while.
+"""Processes: who one is, and one that must not outlive its parent.
 
-**Identity.** A process id alone is used again by the system, an id with its start time is not.
+**Identity.** `storage/identity.py`: boot id and start ticks, no clock.
 
 **Owned commands.** `python -m tlp.core.processes PARENT_PID -- COMMAND…`, started with `start_new_session=True`, runs
 the command in the same process group and exits with its status. When the parent is gone (also by SIGKILL), or on
 SIGTERM or SIGINT, the group and every descendant get SIGTERM, and SIGKILL after 3 s. If this process itself is killed,
 the kernel sends the command SIGTERM (Linux). PR_SET_PDEATHSIG alone would not do: that signal comes when the *thread*
 that started the child ends.
-
-**Held signals.** TVM looks for pending signals inside its loops. A Python handler that raises there ends the process
-(`std::terminate`), or comes out as a RuntimeError when the search was in a Python callback: what was measured could not
-be stored, or the interrupt would look like a failed task.
 """
 
 from __future__ import annotations
@@ -20,48 +16,22 @@ import ctypes
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 import psutil
+
+from storage.identity import find as find
+from storage.identity import identity as identity
+from storage.identity import is_gone as is_gone
 
 POLL_S: Final = 0.25
 GRACE_S: Final = 3.0
 _PR_SET_PDEATHSIG: Final = 1
-# A start time is derived from clock ticks since boot and may differ by a rounding step between two readings.
-_CREATE_TIME_TOLERANCE_S: Final = 1.0
-_HELD: Final = (signal.SIGINT, signal.SIGTERM)
-_pending: list[int] = []
-
-
-# -- who a process is
-def identity(pid: int | None = None) -> dict[str, Any]:
-    """`{"pid", "create_time" (seconds since the epoch), "host"}` of a process here; of this one if `pid` is None."""
-    process = psutil.Process(os.getpid() if pid is None else pid)
-    return {"pid": process.pid, "create_time": process.create_time(), "host": socket.gethostname()}
-
-
-def find(owner: Mapping[str, Any]) -> psutil.Process | None:
-    """The living process `owner` describes, or None if it is gone (a zombie counts as gone)."""
-    try:
-        process = psutil.Process(int(owner["pid"]))
-        if abs(process.create_time() - float(owner["create_time"])) > _CREATE_TIME_TOLERANCE_S:
-            return None
-        return None if process.status() == psutil.STATUS_ZOMBIE else process
-    except (psutil.NoSuchProcess, KeyError, TypeError, ValueError):
-        return None
-
-
-def is_gone(owner: Mapping[str, Any]) -> bool:
-    """Whether the process is known to be dead; one of another host is never known to be."""
-    return owner.get("host") == socket.gethostname() and find(owner) is None
 
 
 # -- a command that must not outlive its parent
@@ -135,40 +105,6 @@ def main(argv: list[str]) -> int:
         time.sleep(POLL_S)
     stop(session_of(os.getpid()), GRACE_S)
     return process.returncode
-
-
-# -- signals held back
-class InterruptedSearch(BaseException):
-    """Raised in a callback of the search to end it early; never leaves `held_signals`."""
-
-
-def check_interrupt() -> None:
-    """For callbacks from TVM: end the search now if a signal is waiting."""
-    if _pending:
-        raise InterruptedSearch
-
-
-@contextlib.contextmanager
-def held_signals() -> Iterator[None]:
-    """Signals that arrive during the body take effect at its end, whatever the body raised; ignored ones stay so."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Python delivers signals to the main thread only
-        return
-
-    def note(number: int, _frame: FrameType | None) -> None:
-        _pending.append(number)
-
-    # A script's background process ignores Ctrl-C: there would be nothing to end what `check_interrupt` begins.
-    before = {number: signal.signal(number, note) for number in _HELD if signal.getsignal(number) is not signal.SIG_IGN}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-        if _pending:
-            first = _pending[0]
-            _pending.clear()
-            signal.raise_signal(first)  # runs the handler that was in force before
 
 
 if __name__ == "__main__":

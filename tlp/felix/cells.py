@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from storage import Sketch
-from tlp.core.processes import check_interrupt
+from storage.interrupts import check_interrupt
 from tlp.felix.features import Features
 from tlp.felix.probe import UnfitError
 from tlp.felix.scorer import FelixModel, log_unroll
@@ -85,7 +85,7 @@ class Cells:
         """A cell; None if it has no formulas.
 
         Raises:
-            InterruptedSearch: Ctrl-C, checked before each cell is probed: a task may have hundreds.
+            SignalWaiting: Ctrl-C, checked before each cell is probed: a task may have hundreds.
         """
         key = arrays.sketch.sketch_id, tuple(int(place) for place in places)
         if key not in self._cells:

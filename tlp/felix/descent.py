@@ -29,7 +29,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tlp.core.processes import check_interrupt
+from storage.interrupts import check_interrupt
 from tlp.felix.cells import Cell
 from tlp.felix.features import Features
 from tlp.language.arrays import Arrays, IntArray

@@ -1,10 +1,12 @@
-"""One run at a time works on a device, one training at a time on a family's model.
+"""One run at a time works on a device, one training at a time on a family's model; every open run is a sign of life.
 
-Locks are flock files: the kernel drops them with their owner. Beside each lies a note about who holds it.
+Locks are flock files: the kernel drops them with their owner, in whatever container or under whatever host name it ran.
+Beside those of devices and families lies a note about who holds it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -34,6 +36,38 @@ def train_lock(settings: Settings, family: str) -> AbstractContextManager[None]:
 
 
 @contextmanager
+def sign_of_life(path: Path) -> Iterator[None]:
+    """The file is locked for the length of the body and then goes. Raises InvalidInputError: it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(path, timeout=0, thread_local=False)
+        lock.acquire()
+    except OSError as exc:
+        raise _not_writable(path, exc) from exc
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        lock.release()
+
+
+def is_held(path: Path) -> bool | None:
+    """Whether a process, this one included, holds the lock, or may do so; None if there is no such file."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return True
+    return False
+
+
+def _not_writable(path: Path, exc: OSError) -> InvalidInputError:
+    return InvalidInputError(f"the lock {path} cannot be written: {exc.strerror or exc}", next_command="tlp doctor")
+
+
+@contextmanager
 def _lock(path: Path, what: str) -> Iterator[None]:
     # Beside the lock file and not in it: opening a lock file may truncate it, also for the one who then has to wait.
     holder = path.with_suffix(".holder")
@@ -45,8 +79,7 @@ def _lock(path: Path, what: str) -> Iterator[None]:
         busy = f"{what} by {describe_holder(path)}; try again when it is through"
         raise BusyError(busy, next_command="tlp status") from exc
     except OSError as exc:
-        problem = f"the lock {path} cannot be written: {exc.strerror or exc}"
-        raise InvalidInputError(problem, next_command="tlp doctor") from exc
+        raise _not_writable(path, exc) from exc
     try:
         _write_holder(holder)
         yield

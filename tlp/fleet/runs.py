@@ -3,27 +3,35 @@
     with device_lock(settings, "cpu0"), open_run(store, RunKind.MEASURE, device="cpu0", params={...}) as run:
         run.result = {...}
 
-A run that ends by itself closes its row. One that was killed is closed by `reap`, which every start calls: the row
-carries the process (pid, start time, host), and that process is gone.
+A run that ends by itself closes its row. One that was killed is closed by `reap`, which every start calls: a run
+holds a lock beside the store, and that lock is free. A store without a folder has no locks: there, the row's process is
+looked for.
 """
 
 from __future__ import annotations
 
 import signal
 import threading
+import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
-from storage import MeasurementStore, ReasonCode, RunKind, RunState
+from storage import MeasurementStore, ReasonCode, Run, RunKind, RunState
+from storage.interrupts import held_signals
 from tlp.core import processes
 from tlp.core.errors import InvalidInputError, StoreError, TlpError, UserError
-from tlp.core.processes import held_signals
+from tlp.fleet import locks
 from tlp.fleet.states import BUSY, state_before
 
 REASON_CHARS = 500
+_WORK_LOCKS: Final = {
+    RunKind.TRAIN: "train-{family}.lock",
+    **dict.fromkeys((RunKind.MEASURE, RunKind.BOOTSTRAP, RunKind.TUNE), "device-{device}.lock"),
+}
 
 
 class Terminated(KeyboardInterrupt):
@@ -56,20 +64,33 @@ def open_run(
     SIGTERM becomes `Terminated`, a KeyboardInterrupt, while the body runs in the main thread.
     Raises StoreError: the row cannot be written.
     """
-    run = OpenRun(store.start_run(kind, device=device, params=dict(params or {}), owner=processes.identity()))
-    with _sigterm_as_exception():
+    run, opened = OpenRun(uuid.uuid4().hex), False
+    with _sigterm_as_exception(), _sign_of_life(store, run.run_id):
         try:
+            with held_signals():  # struck here, the row is closed or was never there
+                owner = processes.identity()
+                store.start_run(kind, device=device, params=dict(params or {}), owner=owner, run_id=run.run_id)
+                opened = True
             yield run
         except BaseException as exc:
-            state = RunState.FAILED if isinstance(exc, Exception) else RunState.INTERRUPTED
-            _finish(store, run, state, _message(exc), exc)
+            if opened:
+                state = RunState.FAILED if isinstance(exc, Exception) else RunState.INTERRUPTED
+                _finish(store, run, state, reason_of(exc), exc)
             raise
         _finish(store, run, run.state, run.reason, None)
 
 
+def _sign_of_life(store: MeasurementStore, run_id: str) -> AbstractContextManager[None]:
+    return nullcontext() if store.folder is None else locks.sign_of_life(_alive_path(store.folder, run_id))
+
+
+def _alive_path(folder: Path, run_id: str) -> Path:
+    return folder / "locks" / f"run-{run_id}.alive"
+
+
 def _finish(store: MeasurementStore, run: OpenRun, state: RunState, reason: str, cause: BaseException | None) -> None:
     try:
-        with held_signals():  # a second Ctrl-C takes effect once the row is closed
+        with held_signals(shielded=True):  # a second Ctrl-C takes effect once the row is closed
             code = run.code if cause is None else None
             store.finish_run(run.run_id, state, reason, dict(run.result), code=code)
     except (StoreError, UserError) as exc:
@@ -79,7 +100,8 @@ def _finish(store: MeasurementStore, run: OpenRun, state: RunState, reason: str,
         cause.add_note(f"run {run.run_id} could not be closed as {state}: {exc}")
 
 
-def _message(exc: BaseException) -> str:
+def reason_of(exc: BaseException) -> str:
+    """One line for people: why a run ended with this."""
     if isinstance(exc, Terminated):
         return "SIGTERM"
     if isinstance(exc, KeyboardInterrupt):
@@ -106,20 +128,41 @@ def _sigterm_as_exception() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
 
 
+def is_dead(store: MeasurementStore, run: Run) -> bool:
+    """Whether nobody works on a run that says RUNNING, whatever the clock and the names of hosts say.
+
+    Its own lock tells. Where there is none (a home copied without it, an earlier release) its process is looked for,
+    and if it cannot be seen from here, the lock of its device or family tells.
+    """
+    if store.folder is None:
+        return processes.is_gone(run.owner)
+    held = locks.is_held(_alive_path(store.folder, run.run_id))
+    if held is not None:
+        return not held
+    if processes.find(run.owner) is not None:
+        return False
+    if "boot_id" in run.owner or processes.is_gone(run.owner):
+        return True
+    work = _WORK_LOCKS.get(run.kind, "").format(device=run.device, **{"family": None, **run.params})
+    return bool(work) and not locks.is_held(store.folder / "locks" / work)
+
+
 def reap(store: MeasurementStore) -> list[str]:
     """Close what a killed process left open and return the ids of those runs; every command that works starts so.
 
     RUNNING rows whose process is gone become CRASHED. Devices left MEASURING or TRAINING with no run at work on them
-    return to the state before. Runs of other hosts are left alone: whether they live cannot be seen from here.
+    return to the state before.
     """
     reaped = []
     for run in store.list_runs(state=RunState.RUNNING):
-        if not processes.is_gone(run.owner):
+        if not is_dead(store, run):
             continue
         try:
             store.finish_run(run.run_id, RunState.CRASHED, f"its process {run.owner.get('pid')} is gone")
         except InvalidInputError:
             continue  # another process closed it between the two calls
+        if store.folder is not None:
+            _alive_path(store.folder, run.run_id).unlink(missing_ok=True)
         reaped.append(run.run_id)
     alive = store.list_runs(state=RunState.RUNNING)
     for device in store.list_devices():

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from storage import Device, DeviceState, MeasurementStore, ReasonCode
-from tlp.core.errors import UserError
+from storage.interrupts import held_signals
+from tlp.core.errors import StoreError, UserError
 
 BUSY = (DeviceState.MEASURING, DeviceState.TRAINING)
 OUT_OF_WORK = (DeviceState.RETIRED, DeviceState.QUARANTINED)
@@ -42,13 +43,23 @@ def device_activity(store: MeasurementStore, name: str, state: DeviceState, reas
     A body that set another state itself (SERVING after a promotion, QUARANTINED) is left with it. Where measuring and
     training overlap, neither leaves the device in the other's state. Raises UserError: it is retired; NotFoundError.
     """
-    move(store, name, state, reason, ReasonCode.WORK)
     try:
+        move(store, name, state, reason, ReasonCode.WORK)
         yield
-    finally:
-        if store.get_device(name).state is state:
-            before = state_before(store, name, *BUSY)
-            store.set_device_state(name, before, f"over: {reason}", code=ReasonCode.WORK_OVER)
+    except BaseException as exc:
+        try:
+            with held_signals(shielded=True):
+                _leave(store, name, state, reason)
+        except (StoreError, UserError) as error:  # the body's own exception is the news; the next start puts it right
+            exc.add_note(f"device {name!r} is left {state}: {error}")
+        raise
+    _leave(store, name, state, reason)
+
+
+def _leave(store: MeasurementStore, name: str, state: DeviceState, reason: str) -> None:
+    if store.get_device(name).state is state:
+        before = state_before(store, name, *BUSY)
+        store.set_device_state(name, before, f"over: {reason}", code=ReasonCode.WORK_OVER)
 
 
 def state_before(store: MeasurementStore, device: str, *skipped: DeviceState) -> DeviceState:

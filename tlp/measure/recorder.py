@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 
 from storage import Measurement, MeasurementBatch
+from storage.interrupts import held_signals
 from tlp.core.errors import AllFailedError, StoreError
-from tlp.core.processes import held_signals
 from tlp.measure.canary import CanaryWatch
 from tlp.measure.contract import MeasureOutcome
 from tlp.programs.space import Candidate
@@ -89,7 +89,7 @@ class Recorder:
             yield
         except BaseException as exc:
             try:
-                with held_signals():  # a second Ctrl-C must not cost what the first one keeps
+                with held_signals(shielded=True):  # a second Ctrl-C must not cost what the first one keeps
                     self.commit()
             except StoreError as error:
                 exc.add_note(f"{len(self.pending)} measurements could not be stored: {error}")

@@ -5,13 +5,22 @@ A run that has nothing to do is a run, too: SKIPPED, with the reason. So is one 
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Final
 
 from storage import Device, DeviceState, MeasurementStore, RunKind
-from tlp.core.errors import BusyError, InvalidInputError, ModelFormatError, NotFoundError, TlpError, UserError
+from tlp.core.errors import (
+    BusyError,
+    InvalidInputError,
+    ModelFormatError,
+    NotFoundError,
+    RegistryError,
+    StoreError,
+    TlpError,
+)
 from tlp.core.fleet import Fleet
 from tlp.core.progress import say, track
 from tlp.core.requests import TrainRequest
@@ -25,6 +34,8 @@ from tlp.training.plan import TrainingPlan, keys_of
 from tlp.training.retrain import PLAIN, RetrainResult, Steps, run_training, submit_kept
 from tlp.training.submit import Training, mark_serving
 
+log = logging.getLogger(__name__)
+
 RESULT: Final = ("model", "version", "promoted", "code", "samples", "strategy", "parent", "watermark")
 """What a finished run keeps of its report; `tlp.training.plan` reads it again."""
 Report = dict[str, Any]
@@ -34,8 +45,8 @@ def retrain(fleet: Fleet, request: TrainRequest | None = None, steps: Steps = PL
     """Train what is due, evaluate, register, and promote what passes the gate; one training of a family at a time.
 
     Several devices of a family that are due are trained for one after the other, each from the champion that the one
-    before left, unless that made them no longer due. A family that cannot be trained does not keep the others from it:
-    its error is raised when they are through.
+    before left, unless that made them no longer due. A family that cannot be trained, for whatever reason of its own,
+    does not keep the others from it: its error is raised when they are through, a fault of ours before a user's.
 
     Args:
         request: what was asked for; None: whatever is due.
@@ -58,17 +69,22 @@ def retrain(fleet: Fleet, request: TrainRequest | None = None, steps: Steps = PL
     keys = keys_of(fleet.store, devices, request.model)
     plans: list[TrainingPlan] = []
     reports: list[Report] = []
-    failed: list[TlpError] = []
+    failed: list[Exception] = []
     for key in dict.fromkeys(keys.values()):
         members = [device for device in devices if keys[device.name] == key]
         try:
             family_plans, family_reports = _retrain_family(fleet, request, key, members, steps)
-        except (UserError, ModelFormatError) as exc:
+        except Exception as exc:
+            if isinstance(exc, (StoreError, RegistryError)) and not isinstance(exc, ModelFormatError):
+                raise  # no family can be trained without them
             failed.append(exc)
             continue
         plans += family_plans
         reports += family_reports
     if failed:
+        failed.sort(key=lambda exc: isinstance(exc, TlpError))
+        for exc in failed[1:]:
+            log.warning("%s", exc, exc_info=None if isinstance(exc, TlpError) else exc)
         raise failed[0]
     plans.sort(key=lambda plan: list(keys).index(plan.device.name))
     return reports[0] | {"decisions": [plan.to_json() for plan in plans], "others": reports[1:]}
@@ -90,8 +106,9 @@ def train_at_once(fleet: Fleet, device: str, ok_before: int, steps: Steps = PLAI
     say(f"{device} has the {row.min_samples} samples that make it a task: training")
     try:
         report = retrain(fleet, TrainRequest(device=device), steps)
-    except TlpError as exc:
-        reason = f"not trained, the next retraining will: {exc.message}"
+    except Exception as exc:  # a fault of ours, too: its traceback goes to the log
+        log.warning("%s was not trained", device, exc_info=None if isinstance(exc, TlpError) else exc)
+        reason = f"not trained, the next retraining will: {runs.reason_of(exc)}"
         say(f"{device}: {reason}")
         return {"version": None, "promoted": False, "reason": reason}
     say(f"{device}: version {report['version']}: {report['reason']}")
@@ -133,9 +150,10 @@ def _retrain_family(
         except BusyError as exc:
             _record_skip(fleet, request, key, devices, exc.message)
             raise
-        finished = submit_kept(fleet, key)
-        plans = steps.decide(fleet, request, devices)
-        _mark_waiting(fleet.store, plans[0])
+        with _recording(fleet, request, key, devices[0].name):
+            finished = submit_kept(fleet, key)
+            plans = steps.decide(fleet, request, devices)
+            _mark_waiting(fleet.store, plans[0])
         reports: list[Report] = []
         for plan in plans:
             if plan.decision.train and reports:  # what was trained before may have been what this device waited for
@@ -149,6 +167,18 @@ def _retrain_family(
             reports = [_not_trained(key, plans, "nothing to do")]
             _record_skip(fleet, request, key, devices, reports[0]["reason"])
         return plans, reports
+
+
+@contextmanager
+def _recording(fleet: Fleet, request: TrainRequest, key: str, device: str) -> Iterator[None]:
+    """What goes wrong before a training has its run, and is no error of ours to raise, is a run that failed."""
+    try:
+        yield
+    except TlpError:
+        raise
+    except Exception:
+        with _open_run(fleet, request, key, device):
+            raise
 
 
 def _mark_waiting(store: MeasurementStore, plan: TrainingPlan) -> None:

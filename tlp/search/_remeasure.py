@@ -20,8 +20,8 @@ from typing import Any
 import polars as pl
 
 from storage import Measurement, MeasurementState, Sketch
+from storage.interrupts import held_signals
 from tlp.core.errors import InvalidInputError, TlpError
-from tlp.core.processes import held_signals
 from tlp.measure import measure_input
 from tlp.measure.canary import CanaryWatch
 from tlp.measure.recorder import Recorder

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Final, TypeVar
 
 from storage import MeasurementBatch, MeasurementState, ReasonCode, RoundQuality, TuningResult, Workload
-from tlp.core.processes import held_signals
+from storage.interrupts import held_signals
 from tlp.fleet import quality
 from tlp.measure import MeasureOutcome, Observation, Proposer, measure_input
 from tlp.measure.canary import CanaryWatch

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage import Sketch
-from tlp.core.processes import check_interrupt
+from storage.interrupts import check_interrupt
 from tlp.measure import Observation
 from tlp.search.adaptation import Floats, Integers, Measured, Pool, Programs, TaskAdaptation
 from tlp.search.cost_model import Degraded, Scorer, checked

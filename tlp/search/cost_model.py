@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage import Sketch
+from storage.interrupts import check_interrupt
 from tlp.core.errors import InvalidInputError
-from tlp.core.processes import check_interrupt
 from tlp.language.sketch import DecisionSlot, parse_sketch
 from tlp.programs.space import DesignSpace
 

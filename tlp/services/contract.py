@@ -24,8 +24,9 @@ Command = tuple[list[str], dict[str, str]]
 class Service(BaseModel):
     """One process of `tlp up`, leader of its own session.
 
-    `url` (the page for people), `host` (where it listens) and `port` are None if it has none. `create_time` is in
-    seconds since the epoch; with `pid` it names the process for ever. `started_at` is ISO 8601 UTC.
+    `url` (the page for people), `host` (where it listens) and `port` are None if it has none. `pid`, `start_ticks`,
+    `boot_id` and `pid_namespace` are its identity; a state file of an earlier release has `create_time` instead.
+    `started_at` is ISO 8601 UTC.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -34,14 +35,17 @@ class Service(BaseModel):
     host: str | None
     port: int | None
     pid: int
-    create_time: float
+    start_ticks: int | None = None
+    boot_id: str | None = None
+    pid_namespace: str | None = None
+    create_time: float | None = None
     log: Path
     started_at: str
 
     @property
     def process(self) -> psutil.Process | None:
         """The process, None if it is gone."""
-        return processes.find({"pid": self.pid, "create_time": self.create_time})
+        return processes.find(self.model_dump(exclude_none=True))
 
     @property
     def alive(self) -> bool:

@@ -80,11 +80,11 @@ def start(name: str, command: Command, *, log: Path, cwd: Path, host: str | None
         )
     _started[process.pid] = process
     try:
-        created = float(core_processes.identity(process.pid)["create_time"])
+        identity = core_processes.identity(process.pid)
     except psutil.NoSuchProcess as exc:
         raise ServiceError(f"{name} ended at once: {last_line(log)}", next_command=f"less {log}") from exc
     place = {"host": host, "port": port or None, "url": host and f"http://{reachable_host(host)}:{port}"}
-    return Service(name=name, pid=process.pid, create_time=created, log=log, started_at=now, **place)
+    return Service(name=name, log=log, started_at=now, **{**identity, **place})
 
 
 def last_line(log: Path) -> str:

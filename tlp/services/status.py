@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from storage import CanaryState, Device, DeviceCounts, DeviceState, Run, RunKind, RunState
-from tlp.core import processes
+from storage import CanaryState, Device, DeviceCounts, DeviceState, MeasurementStore, Run, RunKind, RunState
 from tlp.core.fleet import Fleet
 from tlp.core.settings import Settings
 from tlp.exchange import landing
 from tlp.fleet import quality
+from tlp.fleet.runs import is_dead
 from tlp.measure import canary
 from tlp.measure.canary import noise_floor
 from tlp.measure.endpoint import endpoint_of
@@ -47,7 +47,7 @@ def collect(fleet: Fleet) -> dict[str, Any]:
         "warnings": [
             *([registry_warning] if registry_warning else []),
             *_models(fleet, models),
-            *warnings(devices, running, rows, services),
+            *warnings(fleet.store, devices, running, rows, services),
             *_drifting(rows),
             *landing.warnings(fleet.settings, handed_in),
             *_schedules(fleet.settings, now),
@@ -120,10 +120,14 @@ def _trust(fleet: Fleet, device: Device, champion: str | None) -> dict[str, Any]
 
 # -- warnings: what a person should know, one sentence each, the command to type at its end -------------------
 def warnings(
-    devices: Sequence[Device], running: Sequence[Run], rows: Sequence[dict[str, Any]], services: ServicesView
+    store: MeasurementStore,
+    devices: Sequence[Device],
+    running: Sequence[Run],
+    rows: Sequence[dict[str, Any]],
+    services: ServicesView,
 ) -> list[str]:
     """Runs of dead processes, devices that nothing works for, services."""
-    dead = [run for run in running if processes.is_gone(run.owner)]
+    dead = [run for run in running if is_dead(store, run)]
     busy = {run.device for run in running if run not in dead}
     quarantined = [device.name for device in devices if device.state is DeviceState.QUARANTINED]
     return [

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from storage import Device, MeasurementStore, ReasonCode
-from tlp.core.errors import BusyError, ModelFormatError, NotFoundError, RegistryError
+from tlp.core.errors import BusyError, ModelFormatError, NotFoundError, RegistryError, StoreError
 from tlp.core.faults import reached
 from tlp.core.fleet import Fleet
 from tlp.core.next_steps import next_command
@@ -200,8 +200,11 @@ def submit_kept(fleet: Fleet, key: str | None = None) -> list[RetrainResult]:
         except (AttributeError, KeyError, TypeError, ValueError) as exc:  # files of an older release, or edited
             why = f"the kept model {candidate.folder} cannot be used ({type(exc).__name__}: {exc})"
             keeping.set_aside(candidate.folder, why)
-        except RegistryError as exc:
-            log.warning("%s", exc.message)
+        except StoreError:
+            raise
+        except Exception as exc:  # it stays kept, and does not keep the others back
+            why = None if isinstance(exc, RegistryError) else exc
+            log.warning("the kept model %s: %s", candidate.folder, exc, exc_info=why)
     return results
 
 

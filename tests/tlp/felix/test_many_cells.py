@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage import Workload
+from storage import Workload, interrupts
 from tests.tlp.felix.test_gradient_search import open_search, other
 from tests.tuning import ask
-from tlp.core import processes
 from tlp.felix import cells, gradient_search
 from tlp.felix.probe import UnfitError
 from tlp.programs.space import DesignSpace
@@ -26,8 +25,8 @@ def space(workloads: tuple[Workload, ...], target: dict[str, Any]) -> DesignSpac
 def test_an_interrupt_does_not_wait_for_cells_to_be_probed(space: DesignSpace, monkeypatch: pytest.MonkeyPatch) -> None:
     probed: list[object] = []
     monkeypatch.setattr(cells, "make_symbolic", lambda *args: probed.append(args))
-    monkeypatch.setattr(processes, "_pending", [2])
-    with pytest.raises(processes.InterruptedSearch):
+    monkeypatch.setattr(interrupts, "_pending", [2])
+    with pytest.raises(interrupts.SignalWaiting):
         ask(open_search(space), 2)
     assert not probed
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
+import psutil
 import pytest
 
 from storage import Device, DeviceState, DuckDBStore, RunKind, RunState
 from tlp.core import processes as _process
-from tlp.core.errors import BusyError, DeviceError, InvalidInputError, UserError
+from tlp.core.errors import BusyError, DeviceError, InvalidInputError, StoreLockedError, UserError
 from tlp.core.settings import Settings
 from tlp.fleet import locks, runs, states
 from tlp.training.submit import mark_serving
@@ -36,6 +39,15 @@ def add_device(store: DuckDBStore | DuckDBStore, name: str, state: DeviceState =
     store.add_device(
         Device(name, target, "x86_64", 10, {}, {"kind": "local"}, state, datetime.now(UTC)), reason="enrolled"
     )
+
+
+OTHER_HOST = {"host": "other-host", "boot_id": "of-another-kernel"}
+
+
+def set_clock_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a step of an hour does to the start times that are told by the clock."""
+    create_time = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: create_time(self) + 3600)
 
 
 def dead_owner() -> dict[str, object]:
@@ -118,7 +130,7 @@ def test_runs_in_other_threads(store: DuckDBStore) -> None:
 # -- reaping -------------------------------------------------------------------------------------------------
 def test_reap_closes_runs_of_dead_processes_only(store: DuckDBStore) -> None:
     dead = store.start_run(RunKind.MEASURE, device="cpu0", params={}, owner=dead_owner())
-    elsewhere = store.start_run(RunKind.TRAIN, device=None, params={}, owner=dead_owner() | {"host": "other-host"})
+    elsewhere = store.start_run(RunKind.TRAIN, device=None, params={}, owner=dead_owner() | OTHER_HOST)
     with runs.open_run(store, RunKind.TUNE) as alive:
         assert runs.reap(store) == [dead]
         assert store.get_run(alive.run_id).state is RunState.RUNNING
@@ -128,9 +140,32 @@ def test_reap_closes_runs_of_dead_processes_only(store: DuckDBStore) -> None:
 
 
 def test_a_pid_that_is_used_again_is_another_process(store: DuckDBStore) -> None:
-    owner = _process.identity() | {"create_time": 1.0}
+    owner = _process.identity() | {"start_ticks": 1}
     run_id = store.start_run(RunKind.MEASURE, device=None, params={}, owner=owner)
     assert runs.reap(store) == [run_id]
+
+
+def test_a_clock_that_is_set_reaps_nobody(store: DuckDBStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    with runs.open_run(store, RunKind.MEASURE, device="cpu0"):
+        set_clock_forward(monkeypatch)
+        assert runs.reap(store) == []
+
+
+def test_rows_of_an_earlier_release(settings: Settings) -> None:
+    """They name a process by its start on the clock, and hold no lock of their own."""
+    store = DuckDBStore(settings.store_path)
+    own = psutil.Process()
+    here = {"pid": own.pid, "create_time": own.create_time(), "host": socket.gethostname()}
+    alive = store.start_run(RunKind.MEASURE, device="cpu0", params={}, owner=here)
+    dead = store.start_run(RunKind.TRAIN, device=None, params={"family": "a"}, owner=here | {"pid": 2**22 + 1})
+    renamed = here | {"pid": 2**22 + 1, "host": "what-this-host-was-called"}
+    free = store.start_run(RunKind.TRAIN, device=None, params={"family": "a"}, owner=renamed)
+    at_work = store.start_run(RunKind.MEASURE, device="cpu0", params={}, owner=renamed)
+    unknown = store.start_run(RunKind.IMPORT, device=None, params={}, owner=renamed)
+    with locks.device_lock(settings, "cpu0"):
+        assert set(runs.reap(store)) == {dead, free}
+    assert runs.reap(store) == [at_work]
+    assert {run.run_id for run in store.list_runs(state=RunState.RUNNING)} == {alive, unknown}
 
 
 @pytest.mark.parametrize("rest", [DeviceState.ENROLLED, DeviceState.SERVING])
@@ -207,6 +242,21 @@ def test_a_person_retires_between_the_look_and_the_step() -> None:
     assert store.get_device("cpu0").state is DeviceState.RETIRED
     states.resume(store, "cpu0", "bought back")
     assert store.get_device("cpu0").state is DeviceState.ENROLLED
+
+
+def test_a_store_that_fails_on_the_way_out_does_not_hide_ctrl_c(
+    store: DuckDBStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def held(*_: object) -> Device:
+        raise StoreLockedError("the store is held by process 7")
+
+    with (
+        pytest.raises(KeyboardInterrupt) as caught,
+        states.device_activity(store, "cpu0", DeviceState.MEASURING, "run"),
+    ):
+        monkeypatch.setattr(DuckDBStore, "get_device", held)
+        raise KeyboardInterrupt
+    assert "held by process 7" in caught.value.__notes__[0]
 
 
 def test_an_activity_leaves_a_state_that_its_body_set(store: DuckDBStore) -> None:
@@ -297,6 +347,59 @@ def test_a_killed_process_leaves_nothing_behind(settings: Settings, number: sign
     assert store.get_device("cpu0").state is DeviceState.ENROLLED
     with locks.device_lock(settings, "cpu0"):
         pass
+
+
+@pytest.mark.parametrize("what", ["host", "container", "files"])
+def test_a_killed_run_is_closed_wherever_it_ran(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
+) -> None:
+    """A host that got another name, a container started anew, a home that was moved: its lock tells."""
+    store = DuckDBStore(settings.store_path)
+    add_device(store, "cpu0")
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(settings.home)], stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        run_id = child.stdout.readline().strip()
+        if what == "host":
+            monkeypatch.setattr(socket, "gethostname", lambda: "new-name")
+        if what == "container":
+            monkeypatch.setattr("storage.identity._here", lambda: {"boot_id": "x", "pid_namespace": "y"})
+        assert runs.reap(store) == []
+        assert store.get_device("cpu0").state is DeviceState.MEASURING
+        child.kill()
+    if what == "files":
+        shutil.copytree(settings.home, tmp_path / "copy")
+        shutil.rmtree(tmp_path / "copy" / "locks")
+        store = DuckDBStore(tmp_path / "copy" / "store.duckdb")
+        monkeypatch.setattr("storage.identity._here", lambda: {"boot_id": "x", "pid_namespace": "y"})
+        monkeypatch.setattr(socket, "gethostname", lambda: "new-name")
+    assert runs.reap(store) == [run_id]
+    assert store.get_device("cpu0").state is DeviceState.ENROLLED
+    assert list(settings.locks_dir.glob("*.alive")) == [] or what == "files"
+
+
+def test_a_run_that_is_over_leaves_no_lock(settings: Settings) -> None:
+    store = DuckDBStore(settings.store_path)
+    with runs.open_run(store, RunKind.TRAIN):
+        assert len(list(settings.locks_dir.glob("*.alive"))) == 1
+        assert runs.reap(store) == []
+    assert list(settings.locks_dir.glob("*.alive")) == []
+
+
+def test_ctrl_c_while_a_run_is_opened_leaves_no_open_row(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = DuckDBStore(settings.store_path)
+    start = DuckDBStore.start_run
+
+    def struck(self: DuckDBStore, *args: object, **named: object) -> str:
+        run_id = start(self, *args, **named)  # type: ignore[arg-type]
+        signal.raise_signal(signal.SIGINT)
+        return run_id
+
+    monkeypatch.setattr(DuckDBStore, "start_run", struck)
+    with pytest.raises(KeyboardInterrupt), runs.open_run(store, RunKind.TRAIN):
+        pytest.fail("the body ran")
+    assert [run.state for run in store.list_runs()] == [RunState.INTERRUPTED]
 
 
 def test_overlapping_work_leaves_the_device_in_no_state_of_work(store):

@@ -6,20 +6,26 @@ import io
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench.synthetic import fill_store
-from storage import MeasurementStore, RunKind, RunState
+from storage import Device, MeasurementStore, ReasonCode, RunKind, RunState
 from tests.fleets import fleet_of
+from tests.registries import FakeRegistry
 from tlp.core.errors import BusyError, InvalidInputError, RegistryError
+from tlp.core.fleet import Fleet
 from tlp.core.home import open_home
 from tlp.core.requests import TrainRequest
 from tlp.core.settings import Settings
 from tlp.fleet import locks
 from tlp.pipeline import train as retraining
 from tlp.report import models
+from tlp.training.plan import TrainingPlan
+from tlp.training.submit import Training
 
 OLD, NEW = "x86-64-v2", "x86-64-v3"
 HOLDS = """
@@ -133,6 +139,38 @@ def test_measuring_trains_when_it_makes_a_task_and_only_then(
     monkeypatch.undo()
     found = retraining.train_at_once(fleet_of(quick, fleet), OLD, ok_before=0)
     assert found is not None and found["version"] == "1"
+
+
+def test_a_fault_in_one_family_ends_that_family_only(
+    fleet: MeasurementStore, quick: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RuntimeErrors, as of torch, while it is decided and while it is trained: each a run that FAILED."""
+    decided: list[str] = []
+
+    def decide(fleet: Fleet, request: TrainRequest, devices: Sequence[Device]) -> list[TrainingPlan]:
+        decided.append(devices[0].name)
+        if devices[0].name == OLD:
+            raise RuntimeError("out of memory")
+        return retraining.PLAIN.decide(fleet, request, devices)
+
+    def snapshot(training: Training) -> None:
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(retraining, "keys_of", lambda *_: {OLD: "first", NEW: "second"})
+    steps = replace(retraining.PLAIN, decide=decide, snapshot=snapshot)
+    whole = fleet_of(quick, fleet, FakeRegistry(tmp_path / "registry"))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        retraining.retrain(whole, None, steps)
+    assert decided == [OLD, NEW]
+    failed = fleet.list_runs(kind=RunKind.TRAIN)
+    assert [(run.device, run.state, run.code) for run in failed] == [
+        (NEW, RunState.FAILED, ReasonCode.FAILED),
+        (OLD, RunState.FAILED, ReasonCode.FAILED),
+    ]
+    # what measuring starts never fails the measuring
+    report = retraining.train_at_once(whole, OLD, ok_before=0, steps=steps)
+    assert report is not None and report["version"] is None
+    assert "RuntimeError: out of memory" in report["reason"]
 
 
 def test_a_device_below_its_quota_is_left_to_measure(quick: Settings, tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from storage import Device, DeviceState, DuckDBStore, Sketch, Workload
+from storage.interrupts import held_signals
 from tests.tuning import FixedScorerProvider
 from tlp.core.errors import RegistryUnavailableError
 from tlp.core.fleet import Fleet
-from tlp.core.processes import held_signals
 from tlp.core.registry import ResolvedModel, UsableVersion
 from tlp.core.settings import Settings
 from tlp.language.vocabulary import Vocabulary

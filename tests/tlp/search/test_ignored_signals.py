@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import signal
 
-from tlp.core import processes
+from storage import interrupts
 
 
 def test_a_signal_that_is_ignored_stays_ignored() -> None:
     """A script that starts `tlp tune … &` passes on that Ctrl-C is not for it."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with processes.held_signals():
+        with interrupts.held_signals():
             signal.raise_signal(signal.SIGINT)
-            processes.check_interrupt()
+            interrupts.check_interrupt()
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)

@@ -235,6 +235,19 @@ class TestProcesses:
         assert not processes_of(tmp_path)
         assert not processes.stop(service)
 
+    def test_a_clock_that_is_set_does_not_hide_what_was_started(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        command = [sys.executable, "-c", "import time; time.sleep(600)"]
+        service = processes.start("test", (command, {}), log=tmp_path / "log", cwd=tmp_path)
+        create_time = psutil.Process.create_time
+        monkeypatch.setattr(psutil.Process, "create_time", lambda self: create_time(self) + 3600)
+        table.write(Settings(home=tmp_path), [service])
+        (read,) = services.look(Settings(home=tmp_path)).services
+        assert read.alive
+        assert processes.stop(read)
+        assert not service.alive
+
     def test_a_pid_that_was_given_to_another_process_is_left_alone(self, tmp_path: Path) -> None:
         with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as other:
             stale = started("mlflow", tmp_path, pid=other.pid, create_time=1.0)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import typer
 
-from storage import DeviceCounts, Run, RunKind, RunState
+from storage import DeviceCounts, DuckDBStore, Run, RunKind, RunState
 from tlp.core import processes as _process
 from tlp.services import ServicesView, status
 
@@ -47,10 +47,10 @@ def test_the_rate_is_the_newest_run_that_got_samples():
 
 def test_a_run_whose_process_is_gone_is_a_warning():
     dead = run(RunState.RUNNING, owner={**_process.identity(), "pid": 2**22 + 1})
-    (text,) = status.warnings([], [dead], [], ServicesView(()))
+    (text,) = status.warnings(DuckDBStore(), [], [dead], [], ServicesView(()))
     assert "ffffffff" in text
     assert "tlp measure cpu --samples 100" in text
-    assert status.warnings([], [run(RunState.RUNNING)], [], ServicesView(())) == []
+    assert status.warnings(DuckDBStore(), [], [run(RunState.RUNNING)], [], ServicesView(())) == []
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,9 @@ def test_the_command_of_a_dead_run_can_be_typed_as_it_stands(kind, params, comma
     from tlp.cli._app import build
 
     owner = {**_process.identity(), "pid": 2**22 + 1}
-    (text,) = status.warnings([], [replace(run(RunState.RUNNING, params=params, owner=owner), kind=kind)], [], UP)
+    (text,) = status.warnings(
+        DuckDBStore(), [], [replace(run(RunState.RUNNING, params=params, owner=owner), kind=kind)], [], UP
+    )
     assert text.endswith(command)
     name, *arguments = command.split()[1:]
     parsed = typer.main.get_command(build()).commands[name].make_context(name, arguments)  # raises on a usage error

@@ -11,9 +11,9 @@ import filelock
 import psutil
 
 from storage import DeviceState, RunState
-from tlp.core import processes
 from tlp.core.errors import DeviceError, InvalidInputError
 from tlp.fleet.locks import describe_holder
+from tlp.fleet.runs import is_dead
 from tlp.measure import quarantine, worker
 from tlp.measure.endpoint import RpcEndpoint, endpoint_of
 from tlp.measure.tracker import Queue, TrackerClient
@@ -86,7 +86,7 @@ def quarantined(home: Home) -> str:
 def dead_runs(home: Home) -> str:
     """No run says RUNNING whose process is gone."""
     running = home.fleet.store.list_runs(state=RunState.RUNNING)
-    dead = [f"{run.run_id[:8]} ({run.kind})" for run in running if processes.is_gone(run.owner)]
+    dead = [f"{run.run_id[:8]} ({run.kind})" for run in running if is_dead(home.fleet.store, run)]
     if dead:
         text = f"{len(dead)} runs say RUNNING but their processes are gone: {', '.join(dead)}; any run closes them"
         raise InvalidInputError(text, next_command="tlp train --dry-run")
