@@ -176,8 +176,8 @@ class Connector:
         Raises StoreLockedError.
         """
         deadline = time.monotonic() + self.lock_timeout_s
-        lock = _process_lock(self.path)
         with held_signals():
+            lock = _process_lock(self.path)
             while not lock.acquire(timeout=min(max(deadline - time.monotonic(), 0.0), _POLL_S)):
                 _stop_if_waiting()
                 if time.monotonic() > deadline:

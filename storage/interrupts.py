@@ -52,6 +52,7 @@ def held_signals(*, shielded: bool = False) -> Iterator[None]:
         _pending.append(number)
 
     before: dict[int, Any] = {}
+    shields = len(_shields)
     try:
         if shielded:
             _shields.append(None)
@@ -64,8 +65,7 @@ def held_signals(*, shielded: bool = False) -> Iterator[None]:
         yield
     finally:
         try:
-            if shielded:
-                _shields.pop()
+            del _shields[shields:]
         finally:
             _restore(list(before.items()))
 
