@@ -82,9 +82,9 @@ def retrain(fleet: Fleet, request: TrainRequest | None = None, steps: Steps = PL
         plans += family_plans
         reports += family_reports
     if failed:
-        failed.sort(key=lambda exc: isinstance(exc, TlpError))
-        for exc in failed[1:]:
-            log.warning("%s", exc, exc_info=None if isinstance(exc, TlpError) else exc)
+        failed.sort(key=lambda error: isinstance(error, TlpError))
+        for error in failed[1:]:
+            log.warning("%s", error, exc_info=None if isinstance(error, TlpError) else error)
         raise failed[0]
     plans.sort(key=lambda plan: list(keys).index(plan.device.name))
     return reports[0] | {"decisions": [plan.to_json() for plan in plans], "others": reports[1:]}

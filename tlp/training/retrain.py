@@ -203,8 +203,8 @@ def submit_kept(fleet: Fleet, key: str | None = None) -> list[RetrainResult]:
         except StoreError:
             raise
         except Exception as exc:  # it stays kept, and does not keep the others back
-            why = None if isinstance(exc, RegistryError) else exc
-            log.warning("the kept model %s: %s", candidate.folder, exc, exc_info=why)
+            fault = None if isinstance(exc, RegistryError) else exc
+            log.warning("the kept model %s: %s", candidate.folder, exc, exc_info=fault)
     return results
 
 
