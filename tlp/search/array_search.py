@@ -91,6 +91,10 @@ class Pool:
             best = np.argsort(-self.scores, kind="stable")[:keep]
             self.rows, self.scores = self.rows[best], self.scores[best]
 
+    def best(self, count: int) -> IntArray:
+        """The `count` best judged rows, best first."""
+        return self.rows[np.argsort(-self.scores, kind="stable")[:count]]
+
     def learn(self, row: IntArray, *, accepted: bool) -> None:
         """What TVM said of a program."""
         for item in enumerate(self.arrays.values(row)):
@@ -206,7 +210,7 @@ class ArraySearch(Proposer):
         """One population of some sketches and its generations, judged."""
         shares = self._shares(list(pools.values()), population)
         for (sketch_id, pool), share in zip(pools.items(), shares, strict=True):
-            survivors = pool.rows[: int(share * _SURVIVORS)]
+            survivors = pool.best(int(share * _SURVIVORS))
             pool.clear()  # the model may be another one now
             good = matrix(self._good.get(sketch_id, ()), pool.arrays.width)
             bred = good

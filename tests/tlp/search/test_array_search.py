@@ -62,6 +62,24 @@ def test_the_best_come_first_and_none_twice(space: DesignSpace) -> None:
     assert search.counts.judged > 300 and search.counts.applied < 40
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_the_best_judged_survive_from_round_to_round(space: DesignSpace, seed: int) -> None:
+    """Every round starts from the best of the round before: what it judges best is never worse."""
+    best: list[float] = []
+
+    def rugged(sketch: Sketch, rows: IntArray) -> np.ndarray:
+        """A landscape of many tops, that one small round does not climb."""
+        scores: np.ndarray = np.sin(rows @ np.arange(1.0, rows.shape[1] + 1.0) * 12.9898) + 0.1 * score(sketch, rows)
+        best[-1] = max(best[-1], float(scores.max()))
+        return scores
+
+    search = open_search(space, score=rugged, population=32, generations=2, seed=seed, epsilon=0.0)
+    for _ in range(5):
+        best.append(-np.inf)
+        ask(search, 4)
+    assert (np.diff(best) >= 0).all(), best
+
+
 def test_measured_programs_are_not_proposed(space: DesignSpace) -> None:
     known = ids(ask(open_search(space, epsilon=0.0), 4))
     again = ids(ask(open_search(space, epsilon=0.0), 4, known))
