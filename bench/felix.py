@@ -128,9 +128,9 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     for seed in range(args.seed, args.seed + args.seeds):
         for network, task, workload in chosen:
             for case in args.cases.split(","):
-                found = run(case, workload, target, scorer, felix, args.trials, seed)
+                trial = run(case, workload, target, scorer, felix, args.trials, seed)
                 row = {"network": network, "task": task.task, "weight": task.weight, "seed": seed, "case": case}
-                yield row | found | {"load": os.getloadavg()[0]}
+                yield row | trial | {"load": os.getloadavg()[0]}
 
 
 def reached(row: Row, goal_s: float, column: int) -> float:
@@ -156,8 +156,10 @@ def tables(rows: Sequence[Row], console: Console) -> dict[str, Any]:
         result[case] = {"runs": len(mine), "final": tuning.geometric_mean([v for vs in ratios.values() for v in vs])}
         result[case]["sd"] = statistics.stdev(means) if len(means) > 1 else 0.0
         result[case]["seconds"] = statistics.fmean(row["seconds"] for row in mine)
-        one = result[case]
-        table.add_row(case, str(one["runs"]), f"{one['final']:.3f}", f"{one['sd']:.3f}", f"{one['seconds']:.1f}")
+        figures = result[case]
+        table.add_row(
+            case, str(figures["runs"]), f"{figures['final']:.3f}", f"{figures['sd']:.3f}", f"{figures['seconds']:.1f}"
+        )
     console.print(table)
     for name, of_own in (("the best known of the task", False), ("its own eventual best", True)):
         columns = [f"{share:.0%} {what}" for share in SHARES for what in ("programs", "seconds", "reached")]
@@ -165,25 +167,25 @@ def tables(rows: Sequence[Row], console: Console) -> dict[str, Any]:
         for case in cases:
             cells = []
             for share in SHARES:
-                found: dict[int, list[float]] = {0: [], 1: []}
+                points: dict[int, list[float]] = {0: [], 1: []}
                 for row in (row for row in rows if row["case"] == case):
                     goal = row["curve"][-1][2] if of_own else best[row["network"], row["task"]]
                     for column in (0, 1):
-                        found[column].append(reached(row, goal / share, column))
-                ever = sum(map(math.isfinite, found[0])) / len(found[0])
+                        points[column].append(reached(row, goal / share, column))
+                ever = sum(map(math.isfinite, points[0])) / len(points[0])
                 result[case][f"{share}{'-own' if of_own else ''}"] = [
-                    statistics.median(found[0]),
-                    statistics.median(found[1]),
+                    statistics.median(points[0]),
+                    statistics.median(points[1]),
                     ever,
                 ]
-                cells += [f"{statistics.median(found[0]):.0f}", f"{statistics.median(found[1]):.1f}", f"{ever:.0%}"]
+                cells += [f"{statistics.median(points[0]):.0f}", f"{statistics.median(points[1]):.1f}", f"{ever:.0%}"]
             table.add_row(case, *cells)
         console.print(table)
     runs: dict[Any, dict[str, Row]] = defaultdict(dict)
     for row in rows:
         runs[row["network"], row["task"], row["seed"]][row["case"]] = row
     compared = [case for case in MAIN if case in cases]
-    whole = {key: found for key, found in runs.items() if all(case in found for case in compared)}
+    whole = {key: by_case for key, by_case in runs.items() if all(case in by_case for case in compared)}
     tuning.print_curves(whole, compared, console)
     return result
 

@@ -208,10 +208,10 @@ def simulate(args: argparse.Namespace) -> list[dict[str, Any]]:
     run = simulator(made, args.tasks, args.programs)
     rows = []
     for scenario in (scenario for scenario in SCENARIOS if args.only in scenario.name):
-        found = [run(scenario, seed) for seed in range(args.trials)]
-        counts = Counter(verdict for verdict, _ in found)
-        shares = {verdict.value: counts[verdict] / len(found) for verdict in Verdict}
-        choice = float(np.mean([difference for _, difference in found]))
+        trials = [run(scenario, seed) for seed in range(args.trials)]
+        counts = Counter(verdict for verdict, _ in trials)
+        shares = {verdict.value: counts[verdict] / len(trials) for verdict in Verdict}
+        choice = float(np.mean([difference for _, difference in trials]))
         rows.append({"scenario": scenario.name, "wanted": scenario.wanted, "choice": choice, **shares})
         print(f"{scenario.name}: {shares}", file=sys.stderr, flush=True)
     return rows
@@ -220,8 +220,8 @@ def simulate(args: argparse.Namespace) -> list[dict[str, Any]]:
 def stages(seeds: int) -> list[dict[str, Any]]:
     """Joint trainings of a stream of devices, each judged against the one before on all devices so far."""
     store, devices = load(Path(__file__).parent / "data" / "this_cpu")
-    held = [network.name for network in store.list_networks() if network.holdout]
-    datasets = data(store, devices, held, 0)
+    holdout = [network.name for network in store.list_networks() if network.holdout]
+    datasets = data(store, devices, holdout, 0)
     rows = []
     for seed in range(seeds):
         champion = JointStrategy().train(datasets[0], options(seed))
@@ -229,7 +229,7 @@ def stages(seeds: int) -> list[dict[str, Any]]:
             candidate = JointStrategy().train(datasets[count - 1], options(seed), parent=champion)
             scorers = {CANDIDATE: ScreenedScorer(CheckpointScorer(candidate, threads=1))}
             scorers[CHAMPION] = ScreenedScorer(CheckpointScorer(champion, threads=1))
-            report = evaluate(store, devices[:count], scorers, holdout=choose_holdout(store, held))
+            report = evaluate(store, devices[:count], scorers, holdout=choose_holdout(store, holdout))
             verdict = judge(report, SETTINGS, trained=devices[count - 1], required=devices[: count - 1])
             pairs = {d: (r[CANDIDATE].figures(), r[CHAMPION].figures()) for d, r in report.devices.items()}
             gains = {d: {k: round(a[k] - b[k], 3) for k in a} for d, (a, b) in pairs.items()}

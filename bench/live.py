@@ -90,20 +90,20 @@ def nights(scene: Scene, rng: np.random.Generator) -> list[list[RoundQuality]]:
 def _row(workload: Workload, rng: np.random.Generator, fall: float, night: int, number: int) -> RoundQuality:
     visit = workload.rounds
     scores, latencies_s = workload.next_round(rng, fall)
-    found = quality.count_pairs(scores.tolist(), latencies_s.tolist(), tie_margin=0.05)
+    counts = quality.count_pairs(scores.tolist(), latencies_s.tolist(), tie_margin=0.05)
     at = T0 + timedelta(days=night, minutes=number)
-    return RoundQuality("run", "cpu0", "1", workload.name, at, visit, **vars(found))
+    return RoundQuality("run", "cpu0", "1", workload.name, at, visit, **vars(counts))
 
 
 def judge(history: list[list[RoundQuality]], settings: Settings) -> tuple[bool, list[quality.Comparison]]:
     """Whether any night calls a fall, and the comparisons that could be made."""
     rows: list[RoundQuality] = []
-    found = []
+    comparisons = []
     for night in history:
         rows += night
         if (comparison := quality.compare(rows, settings)) is not None:
-            found.append(comparison)
-    return any(c.at_least > settings.live_accuracy_drop for c in found), found
+            comparisons.append(comparison)
+    return any(c.at_least > settings.live_accuracy_drop for c in comparisons), comparisons
 
 
 def run(scene: Scene, histories: int, seed: int, settings: Settings) -> dict[str, float]:
@@ -111,10 +111,10 @@ def run(scene: Scene, histories: int, seed: int, settings: Settings) -> dict[str
     called, falls, judged = 0, [], 0
     for number in range(histories):
         rng = np.random.default_rng([seed, number])
-        alarm, found = judge(nights(scene, rng), settings)
+        alarm, comparisons = judge(nights(scene, rng), settings)
         called += alarm
-        judged += bool(found)
-        falls += [found[-1].fall] if found else []
+        judged += bool(comparisons)
+        falls += [comparisons[-1].fall] if comparisons else []
     return {
         "called": called / histories,
         "judged": judged / histories,

@@ -130,8 +130,8 @@ def starter() -> DuckDBStore:
     return store
 
 
-def data(store: DuckDBStore, variant: Variant, held: Sequence[str], devices: Sequence[str] = DEVICES) -> Dataset:
-    return build_dataset(store, devices, holdout=held, encoder_version=variant.encoder)
+def data(store: DuckDBStore, variant: Variant, holdout: Sequence[str], devices: Sequence[str] = DEVICES) -> Dataset:
+    return build_dataset(store, devices, holdout=holdout, encoder_version=variant.encoder)
 
 
 def train(variant: Variant, dataset: Dataset, seed: int) -> Checkpoint:
@@ -141,7 +141,7 @@ def train(variant: Variant, dataset: Dataset, seed: int) -> Checkpoint:
 def score(store: DuckDBStore, scorer: Scorer, scored: Sequence[str], devices: Sequence[str] = DEVICES) -> Any:
     """device → (top-1, top-5) over some networks."""
     report = evaluate(store, devices, {"model": scorer}, holdout=choose_holdout(store, scored))
-    return {device: (found["model"].top(1), found["model"].top(5)) for device, found in report.devices.items()}
+    return {device: (ranked["model"].top(1), ranked["model"].top(5)) for device, ranked in report.devices.items()}
 
 
 def splits(store: DuckDBStore, folds: int) -> Iterator[tuple[list[str], list[str]]]:
@@ -161,16 +161,16 @@ def run(store: DuckDBStore, name: str, folds: int, seeds: int, say: Callable[[st
     began = time.monotonic()
     by_seed: dict[int, list[dict[str, tuple[float, float]]]] = {}
     summed: dict[int, list[dict[str, tuple[float, float]]]] = {0: []}
-    for held, scored in splits(store, folds):
+    for holdout, scored in splits(store, folds):
         groups = [(d,) for d in DEVICES] if variant.alone else [DEVICES]
-        sets = [data(store, variant, held, group) for group in groups]
+        sets = [data(store, variant, holdout, group) for group in groups]
         models = {seed: [train(variant, dataset, seed) for dataset in sets] for seed in range(seeds)}
-        scorers = {seed: [CheckpointScorer(model) for model in found] for seed, found in models.items()}
+        scorers = {seed: [CheckpointScorer(model) for model in own] for seed, own in models.items()}
         if variant.ensemble:
-            summed[0].append(score(store, Sum([found[0] for found in scorers.values()]), scored))
-        for seed, found in scorers.items():
+            summed[0].append(score(store, Sum([own[0] for own in scorers.values()]), scored))
+        for seed, own in scorers.items():
             row: dict[str, tuple[float, float]] = {}
-            for scorer, group in zip(found, groups, strict=True):
+            for scorer, group in zip(own, groups, strict=True):
                 row |= score(store, scorer, scored, group)
             by_seed.setdefault(seed, []).append(row)
     facts = {"folds": folds, "seeds": seeds, "seconds": time.monotonic() - began}
@@ -257,15 +257,15 @@ def small(store: DuckDBStore, seeds: int, wanted: str, say: Callable[[str], None
         if wanted not in what:
             continue
         began = time.monotonic()
-        found = {
+        tops = {
             device: [
                 score(store, CheckpointScorer(train(variant, make(device, seed), seed)), marked, [device])[device]
                 for seed in range(seeds)
             ]
             for device in DEVICES
         }
-        devices = {d: tuple(statistics.fmean(row[k] for row in rows) for k in range(2)) for d, rows in found.items()}
-        means = [statistics.fmean(found[d][seed][0] for d in DEVICES) for seed in range(seeds)]
+        devices = {d: tuple(statistics.fmean(row[k] for row in rows) for k in range(2)) for d, rows in tops.items()}
+        means = [statistics.fmean(tops[d][seed][0] for d in DEVICES) for seed in range(seeds)]
         results.append(
             {
                 "what": what,
@@ -302,11 +302,11 @@ def main() -> None:
         results = small(store, args.seeds, args.rows, say)
     else:
         for name in args.variants.split(","):
-            found = run(store, name, 0 if args.holdout else args.folds, args.seeds, say)
-            results += found
+            added = run(store, name, 0 if args.holdout else args.folds, args.seeds, say)
+            results += added
             if args.out:
                 with args.out.open("a") as stream:
-                    stream.writelines(json.dumps(result) + "\n" for result in found)
+                    stream.writelines(json.dumps(result) + "\n" for result in added)
     if args.json:
         print(json.dumps({"results": results}))
 

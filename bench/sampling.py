@@ -95,9 +95,9 @@ class ShortScorer(Scorer):
 
     def score(self, device: Device, programs: Programs) -> npt.NDArray[np.float32]:
         """See `Scorer.score`."""
-        found = self._predictors[device.name]
-        rows = np.concatenate([found.encoder.encode(sketch, np.array([values])) for sketch, values in programs])
-        return found.score_features(cut(rows.astype(np.float32)))
+        predictor = self._predictors[device.name]
+        rows = np.concatenate([predictor.encoder.encode(sketch, np.array([values])) for sketch, values in programs])
+        return predictor.score_features(cut(rows.astype(np.float32)))
 
 
 def train(kind: str, dataset: Dataset, device: str, seed: int, cache: dict[Any, Any]) -> Scorer:
@@ -105,8 +105,8 @@ def train(kind: str, dataset: Dataset, device: str, seed: int, cache: dict[Any, 
     if kind == "trees":
         labels = dataset.labels[:, dataset.device_names.index(device)]
         rows = np.flatnonzero(~np.isnan(labels))
-        found = Surrogate.fit(profiles_of(dataset)[rows], labels[rows], seed=seed, members=1)
-        return TreeScorer(found, cache)
+        surrogate = Surrogate.fit(profiles_of(dataset)[rows], labels[rows], seed=seed, members=1)
+        return TreeScorer(surrogate, cache)
     options = TrainOptions(seed=seed)
     steps = -(-len(dataset.groups) // options.batch_lists)
     options = replace(options, epochs=max(options.epochs, -(-MIN_STEPS // steps)))
@@ -293,8 +293,8 @@ class Table:
     def rows(self) -> list[dict[str, Any]]:
         rows = []
         for (row, share), by_seed in self._found.items():
-            means = [statistics.fmean(top1 for _, top1, _ in found) for found in by_seed.values()]
-            every = [entry for found in by_seed.values() for entry in found]
+            means = [statistics.fmean(top1 for _, top1, _ in entries) for entries in by_seed.values()]
+            every = [entry for entries in by_seed.values() for entry in entries]
             devices = {
                 d: statistics.fmean(top1 for device, top1, _ in every if device == d)
                 for d in dict.fromkeys(device for device, _, _ in every)
@@ -315,14 +315,14 @@ class Table:
 
 def top(store: DuckDBStore, scorer: Scorer, device: str, scored: Sequence[str]) -> tuple[float, float]:
     report = evaluate(store, [device], {"model": scorer}, holdout=choose_holdout(store, scored))
-    found = report.devices[device]["model"]
-    return found.top(1), found.top(5)
+    ranked = report.devices[device]["model"]
+    return ranked.top(1), ranked.top(5)
 
 
 def replay(store: DuckDBStore, args: argparse.Namespace, table: Table) -> None:
     """Every sampler, share by share."""
-    for held, scored in splits(store, args.folds):
-        dataset = build_dataset(store, DEVICES, holdout=held)
+    for holdout, scored in splits(store, args.folds):
+        dataset = build_dataset(store, DEVICES, holdout=holdout)
         cache: dict[Any, Any] = {}
         for device in args.devices:
             for seed in range(args.seeds):
@@ -342,12 +342,12 @@ def replay(store: DuckDBStore, args: argparse.Namespace, table: Table) -> None:
 
 def few(store: DuckDBStore, args: argparse.Namespace, table: Table) -> None:
     """7% of a device's samples: alone, with relatives, with labels filled in; chosen at random or selected."""
-    for held, scored in splits(store, args.folds):
-        dataset = build_dataset(store, DEVICES, holdout=held)
+    for holdout, scored in splits(store, args.folds):
+        dataset = build_dataset(store, DEVICES, holdout=holdout)
         cache: dict[Any, Any] = {}
         for device, seed in product(args.devices, range(args.seeds)):
-            for row, (found, head) in few_ways(dataset, device, seed, args.weights, args.rows).items():
-                scorer = train(args.model, found, head, seed, cache)
+            for row, (chosen, head) in few_ways(dataset, device, seed, args.weights, args.rows).items():
+                scorer = train(args.model, chosen, head, seed, cache)
                 wanted = scorer if head == device else Renamed(scorer, store.get_device(head))
                 table.add(row, FEW, seed, device, top(store, wanted, device, scored))
 

@@ -177,7 +177,7 @@ def ranks(checkpoint: Path, head: str, networks: list[str], target: dict[str, An
 
     loaded = Checkpoint.load(checkpoint)
     exact, half = (Predictor(loaded, head, precision=p) for p in (Precision.FLOAT32, Precision.BFLOAT16))
-    found = []
+    compared = []
     for name in networks:
         network, workloads = build_network(name, f"builtin:{name}")
         by_id = {w.workload_id: w for w in workloads}
@@ -194,19 +194,19 @@ def ranks(checkpoint: Path, head: str, networks: list[str], target: dict[str, An
                 best = bred[np.argsort(-exact.score(sketch, bred))[:256]]
                 bred = np.unique(np.concatenate([best, arrays.mutate(best.repeat(8, axis=0), rng)]), axis=0)
             programs = np.unique(np.concatenate([programs, bred[:2048]]), axis=0)
-            one, other = exact.score(sketch, programs), half.score(sketch, programs)
+            full, other = exact.score(sketch, programs), half.score(sketch, programs)
             row: dict[str, Any] = {"network": name, "task": task.task, "programs": len(programs)}
-            row["spearman"] = float(spearmanr(one, other)[0])
+            row["spearman"] = float(spearmanr(full, other)[0])
             for count in (10, 100):
-                top, also = (set(np.argsort(-s, kind="stable")[:count].tolist()) for s in (one, other))
+                top, also = (set(np.argsort(-s, kind="stable")[:count].tolist()) for s in (full, other))
                 row[f"top_{count}"] = len(top & also) / count
-            found.append(row)
+            compared.append(row)
             print(
                 f"{name:14s} {task.task:40s} {len(programs)} programs: rank correlation {row['spearman']:.5f}, "
                 f"best ten {row['top_10']:.0%}, best hundred {row['top_100']:.0%}",
                 flush=True,
             )
-    return found
+    return compared
 
 
 def main() -> None:
@@ -247,9 +247,9 @@ def main() -> None:
             "TVM + TLP": partial(tvm_search, space, plain),
             "TVM + XGB": partial(tvm_search, space, CountedXGB()),
         }
-        found = {case: rounds(make, space, given.rounds) for case, make in cases.items()}
-        for case, row in found.items():
-            times = row["judged_per_s"] / found["TVM + XGB"]["judged_per_s"]
+        timed_cases = {case: rounds(make, space, given.rounds) for case, make in cases.items()}
+        for case, row in timed_cases.items():
+            times = row["judged_per_s"] / timed_cases["TVM + XGB"]["judged_per_s"]
             rows.append({"network": name, "task": by_id[heavy.workload_id].name, "search": case, "times": times} | row)
             if not given.json:
                 where = ", ".join(f"{key} {value:.2f}" for key, value in sorted(row["where_s"].items()))

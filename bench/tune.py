@@ -62,12 +62,12 @@ def tasks(names: Sequence[str], count: int) -> Iterator[tuple[str, Any, Any]]:
             return float(task.weight * by_id[task.workload_id].context["flop"])
 
         operators: Counter[str] = Counter()
-        found = 0
+        taken = 0
         for task in sorted(network.tasks, key=weight, reverse=True):
             operator = by_id[task.workload_id].name
             operators[operator] += 1
-            if operators[operator] <= 2 and found < count:
-                found += 1
+            if operators[operator] <= 2 and taken < count:
+                taken += 1
                 yield name, task, by_id[task.workload_id]
 
 
@@ -148,9 +148,9 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
             for case in args.cases.split(","):
                 model = models[case]() if case in models else FixedScorerProvider(scorer, "version")
                 search = {"stock": "tvm", "tvm": "tvm", "random": "random"}.get(case, "evolutionary")
-                found = run(case, workload, target, model, args.trials, seed, search)
+                trial = run(case, workload, target, model, args.trials, seed, search)
                 row = {"network": network, "task": task.task, "weight": task.weight, "seed": seed, "case": case}
-                yield row | found | {"load": os.getloadavg()[0]}
+                yield row | trial | {"load": os.getloadavg()[0]}
 
 
 def best_at(curve: Sequence[Sequence[float]], limit: float, column: int) -> float:
@@ -167,12 +167,12 @@ def tables(rows: Sequence[Row], console: Console) -> dict[str, Any]:
     runs: dict[tuple[str, str, int], dict[str, Row]] = defaultdict(dict)
     for row in rows:
         runs[row["network"], row["task"], row["seed"]][row["case"]] = row
-    cases = [case for case in CASES if any(case in found for found in runs.values())]
-    whole = {key: found for key, found in runs.items() if all(case in found for case in cases if case != PARTIAL)}
+    cases = [case for case in CASES if any(case in by_case for by_case in runs.values())]
+    whole = {key: by_case for key, by_case in runs.items() if all(case in by_case for case in cases if case != PARTIAL)}
     table = Table("network", "task", *(f"{case}, ms" for case in cases), title="best latency, mean of seeds")
     by_task: dict[tuple[str, str], list[dict[str, Row]]] = defaultdict(list)
-    for (network, task, _), found in whole.items():
-        by_task[network, task].append(found)
+    for (network, task, _), by_case in whole.items():
+        by_task[network, task].append(by_case)
     for (network, task), found_runs in by_task.items():
         seen = {case: [f[case]["final_s"] for f in found_runs if case in f] for case in cases}
         cells = [f"{statistics.fmean(values) * 1e3:.3f}" if values else "-" for values in seen.values()]
@@ -191,7 +191,7 @@ def tables(rows: Sequence[Row], console: Console) -> dict[str, Any]:
     )
     for case in cases:
         mine = {key: f for key, f in whole.items() if case in f}
-        one: dict[str, Any] = {
+        figures: dict[str, Any] = {
             "runs": len(mine),
             "seconds": statistics.fmean(f[case]["seconds"] for f in mine.values()),
         }
@@ -201,22 +201,22 @@ def tables(rows: Sequence[Row], console: Console) -> dict[str, Any]:
             for (_, _, seed), ratio in ratios.items():
                 by_seed[seed].append(ratio)
             means = [geometric_mean(values) for values in by_seed.values()]
-            one["final_of_stock"] = geometric_mean(list(ratios.values()))
-            one["sd"] = statistics.stdev(means) if len(means) > 1 else 0.0
+            figures["final_of_stock"] = geometric_mean(list(ratios.values()))
+            figures["sd"] = statistics.stdev(means) if len(means) > 1 else 0.0
             shares = [_share(f[case], f["stock"]) for f in mine.values()]
-            one["time_of_stock"] = statistics.median(shares)
-            one["in_a_fifth"] = sum(share <= 0.2 for share in shares) / len(shares)
-            one["reached"] = sum(math.isfinite(share) for share in shares) / len(shares)
-        result["cases"][case] = one
+            figures["time_of_stock"] = statistics.median(shares)
+            figures["in_a_fifth"] = sum(share <= 0.2 for share in shares) / len(shares)
+            figures["reached"] = sum(math.isfinite(share) for share in shares) / len(shares)
+        result["cases"][case] = figures
         summary.add_row(
             case,
-            str(one["runs"]),
-            f"{one.get('final_of_stock', math.nan):.3f}",
-            f"{one.get('sd', math.nan):.3f}",
-            f"{one['seconds']:.1f}",
-            f"{one.get('time_of_stock', math.nan):.2f}",
-            f"{one.get('in_a_fifth', math.nan):.0%}",
-            f"{one.get('reached', math.nan):.0%}",
+            str(figures["runs"]),
+            f"{figures.get('final_of_stock', math.nan):.3f}",
+            f"{figures.get('sd', math.nan):.3f}",
+            f"{figures['seconds']:.1f}",
+            f"{figures.get('time_of_stock', math.nan):.2f}",
+            f"{figures.get('in_a_fifth', math.nan):.0%}",
+            f"{figures.get('reached', math.nan):.0%}",
         )
     console.print(summary)
     print_curves(whole, cases, console)
@@ -234,16 +234,16 @@ def curves(
     whole: Mapping[Any, Mapping[str, Row]], cases: Sequence[str], limits: Sequence[float], column: int
 ) -> dict[str, list[float]]:
     """Case → geometric mean over runs of (best known of the task / best so far), 1 is best; 0 before the first."""
-    best = {key: min(row["curve"][-1][2] for row in found.values()) for key, found in whole.items()}
+    best = {key: min(row["curve"][-1][2] for row in by_case.values()) for key, by_case in whole.items()}
     for key in best:  # of a task, over its seeds
         best[key] = min(value for other, value in best.items() if other[:2] == key[:2])
-    found: dict[str, list[float]] = {}
+    shares: dict[str, list[float]] = {}
     for case in cases:
-        found[case] = []
+        shares[case] = []
         for limit in limits:
             values = [best[key] / best_at(f[case]["curve"], limit, column) for key, f in whole.items() if case in f]
-            found[case].append(geometric_mean(values) if min(values) > 0 else 0.0)
-    return found
+            shares[case].append(geometric_mean(values) if min(values) > 0 else 0.0)
+    return shares
 
 
 def print_curves(whole: Mapping[Any, Mapping[str, Row]], cases: Sequence[str], console: Console) -> None:
@@ -273,8 +273,8 @@ def draw(rows: Sequence[Row], path: Path, wanted: Sequence[str] = CASES) -> None
     runs: dict[Any, dict[str, Row]] = defaultdict(dict)
     for row in rows:
         runs[row["network"], row["task"], row["seed"]][row["case"]] = row
-    cases = [case for case in wanted if any(case in found for found in runs.values())]
-    whole = {key: found for key, found in runs.items() if all(case in found for case in cases if case != PARTIAL)}
+    cases = [case for case in wanted if any(case in by_case for by_case in runs.values())]
+    whole = {key: by_case for key, by_case in runs.items() if all(case in by_case for case in cases if case != PARTIAL)}
     most_s = max(row["seconds"] for row in rows if row["case"] != PARTIAL)
     figure, axes = plt.subplots(1, 2, figsize=(11, 4), sharey=True)
     for axis, column, name, limits in (

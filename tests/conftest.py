@@ -52,9 +52,9 @@ def settings(tmp_path: Path) -> Settings:
 @pytest.fixture(scope="session")
 def boards() -> Iterator[Boards]:
     """A TVM RPC tracker with one board of key `board`, for the session; tests that hurt boards start their own."""
-    with Boards() as found:
-        found.start_board("board")
-        yield found
+    with Boards() as running:
+        running.start_board("board")
+        yield running
 
 
 @pytest.fixture(scope="session")

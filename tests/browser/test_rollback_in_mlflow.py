@@ -52,9 +52,9 @@ def store() -> DuckDBStore:
     made, now = DuckDBStore(), datetime.now(UTC)
     made.add_device(Device(DEVICE, TARGET, FAMILY, 8, {}, {"kind": "fake"}, DeviceState.SERVING, now), "for a test")
     workloads = [dense(16, 32, 16), dense(32, 64, 32)]
-    for name, held, workload in zip(("net", "held"), (False, True), workloads, strict=True):
+    for name, holdout, workload in zip(("net", "held"), (False, True), workloads, strict=True):
         made.add_network(
-            Network(name, held, "dataset:test", now, (NetworkTask(workload.workload_id, "task", 1),)), [workload]
+            Network(name, holdout, "dataset:test", now, (NetworkTask(workload.workload_id, "task", 1),)), [workload]
         )
     return made
 

@@ -58,9 +58,9 @@ def mlp() -> tuple[Network, list[Workload]]:
 @pytest.fixture
 def store(home: Path, mlp: tuple[Network, list[Workload]]) -> MeasurementStore:
     """A fake device `cpu` and the smallest network."""
-    found = open_home(get_settings())
+    opened = open_home(get_settings())
     target = {"kind": "llvm", "mcpu": "x86-64-v2", "num-cores": 1}
     row = Device("cpu", target, "x86_64", 6, {}, {"kind": "fake"}, DeviceState.ENROLLED, datetime.now(UTC))
-    found.add_device(row, "for a test")
-    found.add_network(*mlp)
-    return found
+    opened.add_device(row, "for a test")
+    opened.add_network(*mlp)
+    return opened

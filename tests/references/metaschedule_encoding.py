@@ -66,12 +66,12 @@ class _Walk:
 
     def nests(self) -> dict[str, list[tuple[int, int | None, float | None]]]:
         """Block name → (iterator, depth, extent or None if never split) of its loops, outermost first."""
-        found: dict[str, list[tuple[int, int | None, float | None]]] = {}
+        by_block: dict[str, list[tuple[int, int | None, float | None]]] = {}
         for block, loops in self.loops.items():
             unfused = [part for loop in loops for part in self.fused.get(loop, [loop])]
             nest = [(self.position[loop] - 1, self.depth.get(loop), self.value.get(loop)) for loop in unfused]
-            found.setdefault(self.names.get(block, ""), nest)
-        return found
+            by_block.setdefault(self.names.get(block, ""), nest)
+        return by_block
 
     def name(self, handle: str) -> str:
         """Name of a block, or of a loop's block."""

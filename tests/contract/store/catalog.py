@@ -41,9 +41,9 @@ class CatalogContract:
     def test_device_comes_back_as_it_was_added(self, store: MeasurementStore) -> None:
         berlin = timezone(timedelta(hours=1))
         store.add_device(example_device(enrolled_at=AT.astimezone(berlin)), "bought")
-        found = store.get_device("cpu0")
-        assert found == example_device()
-        assert found.enrolled_at.tzinfo is UTC
+        device = store.get_device("cpu0")
+        assert device == example_device()
+        assert device.enrolled_at.tzinfo is UTC
         [event] = store.device_events("cpu0")
         assert (event.device, event.state, event.reason) == ("cpu0", DeviceState.ENROLLED, "bought")
 
@@ -172,9 +172,9 @@ class CatalogContract:
         assert everything(store) == before
 
     def test_sketches(self, store: MeasurementStore) -> None:
-        one, two = example_workload(1), example_workload(2)
-        store.add_workloads([one, two])
-        a, b, c = example_sketch(one, 2), example_sketch(one, 3), example_sketch(two, 2)
+        first, two = example_workload(1), example_workload(2)
+        store.add_workloads([first, two])
+        a, b, c = example_sketch(first, 2), example_sketch(first, 3), example_sketch(two, 2)
         assert store.add_sketches([a, b, a]) == 2
         assert store.add_sketches([b, c]) == 1
         assert store.get_sketches() == sorted([a, b, c], key=lambda s: s.sketch_id)
@@ -248,17 +248,17 @@ class CatalogContract:
 
     # -- tuning and models ------------------------------------------------------------------------------------
     def test_tuning_results(self, store: MeasurementStore) -> None:
-        one = TuningResult("r1", "net", "cpu0", "w1", AT, 10, 1, "p", 1e-3, "7")
-        two = replace(one, run_id="r2", best_program_id=None, best_latency_s=None, failed=10)
-        store.add_tuning_results([one, two])
+        first = TuningResult("r1", "net", "cpu0", "w1", AT, 10, 1, "p", 1e-3, "7")
+        two = replace(first, run_id="r2", best_program_id=None, best_latency_s=None, failed=10)
+        store.add_tuning_results([first, two])
         store.add_tuning_results([])
-        assert store.tuning_results() == [one, two]
+        assert store.tuning_results() == [first, two]
         assert store.tuning_results(run_id="r2") == [two]
-        assert store.tuning_results(network="net", device="cpu0") == [one, two]
+        assert store.tuning_results(network="net", device="cpu0") == [first, two]
         assert store.tuning_results(network="other") == []
         for latency_s in (None, 0.0, math.nan, math.inf):
             with pytest.raises(InvalidInputError):
-                store.add_tuning_results([two, replace(one, best_latency_s=latency_s)])
+                store.add_tuning_results([two, replace(first, best_latency_s=latency_s)])
         assert len(store.tuning_results()) == 2
 
     def test_model_events(self, store: MeasurementStore) -> None:

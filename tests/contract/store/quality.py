@@ -78,12 +78,12 @@ class QualityContract:
         flagged = [replace(scene.ok(f"f{i}", n, s), canary_off=True) for i, (n, s) in enumerate([(0, 1e-6), (1, 3e-6)])]
         store.add_measurements(scene.batch(flagged, [0, 1]))
         wanted = [scene.workload.workload_id]
-        found = store.best_programs("cpu0", wanted, top=9)
-        assert found.select("latency_s", "canary_off").rows() == [(1e-6, True), (3e-6, True)]
+        best = store.best_programs("cpu0", wanted, top=9)
+        assert best.select("latency_s", "canary_off").rows() == [(1e-6, True), (3e-6, True)]
         steady = [scene.ok("s0", 2, 5e-3), replace(scene.ok("s1", 1, 6e-3), canary_off=False)]
         store.add_measurements(scene.batch(steady, [1, 2]))
-        found = store.best_programs("cpu0", wanted, top=9)
-        assert found.select("latency_s", "canary_off").rows() == [(5e-3, False), (6e-3, False), (1e-6, True)]
+        best = store.best_programs("cpu0", wanted, top=9)
+        assert best.select("latency_s", "canary_off").rows() == [(5e-3, False), (6e-3, False), (1e-6, True)]
 
     # -- canaries ---------------------------------------------------------------------------------------------
     def test_canaries_come_back_as_they_were(self, scene: Scene) -> None:

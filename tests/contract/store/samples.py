@@ -298,9 +298,9 @@ class SampleContract:
             new = [i for i in dict.fromkeys(r.measurement_id for r in rows) if i not in seen]
             assert scene.store.add_measurements(scene.batch(rows, numbers)) == len(new)
             seen += new
-        found = scene.store.samples(after=start)
-        assert found["measurement_id"].to_list() == seen
-        assert found["seq"].to_list() == list(range(start + 1, start + 1 + len(seen)))
+        stored = scene.store.samples(after=start)
+        assert stored["measurement_id"].to_list() == seen
+        assert stored["seq"].to_list() == list(range(start + 1, start + 1 + len(seen)))
 
     @_property
     @given(batches=st.lists(st.lists(st.booleans(), max_size=4), min_size=2, max_size=3))

@@ -110,11 +110,11 @@ def records_of(folder: str) -> dict[str, tuple[str, float]]:
     from tvm.s_tir import meta_schedule as ms
 
     database = ms.database.JSONDatabase(work_dir=folder, allow_missing=False)
-    found = {}
+    records = {}
     for record in database.get_all_tuning_records():
         latency = statistics.median(float(s) for s in record.run_secs)
-        found[str(record.workload.mod)] = str(record.trace.simplified(remove_postproc=True)), latency
-    return found
+        records[str(record.workload.mod)] = str(record.trace.simplified(remove_postproc=True)), latency
+    return records
 
 
 def test_best_writes_a_checked_library_and_a_database(store: DuckDBStore, settings: Settings, tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_library_that_cannot_run_is_a_device_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "expected", "error"),
+    ("outputs", "expected", "error"),
     [
         ([[1.0, 2.0]], [[1.0, 2.5]], 0.5),
         ([[1.0]], [[1.0, 2.0]], float("inf")),
@@ -211,8 +211,8 @@ def test_a_library_that_cannot_run_is_a_device_error(tmp_path: Path) -> None:
         ([[float("nan")]], [[1.0]], float("inf")),
     ],
 )
-def test_max_abs_error(found: list[list[float]], expected: list[list[float]], error: float) -> None:
-    assert max_abs_error([np.array(f) for f in found], [np.array(e) for e in expected])[0] == error
+def test_max_abs_error(outputs: list[list[float]], expected: list[list[float]], error: float) -> None:
+    assert max_abs_error([np.array(f) for f in outputs], [np.array(e) for e in expected])[0] == error
 
 
 def test_bad_input(

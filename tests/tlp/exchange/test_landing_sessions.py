@@ -151,8 +151,8 @@ def test_what_waits_and_what_was_set_aside_is_said(tmp_path: Any, monkeypatch: p
     landing.Sink(fleet_of(settings, store)).put(scene.batch([scene.ok("a", 0)], [0]))
     bad = settings.landing_dir / f"{0:064}.parquet"
     bad.write_bytes(b"?")
-    found = landing.summary(settings)
-    assert found["pending"] == 2 and landing.warnings(settings, found) == []
+    summary = landing.summary(settings)
+    assert summary["pending"] == 2 and landing.warnings(settings, summary) == []
     old = time.time() - landing.LATE_S - 90
     os.utime(bad, (old, old))
     (text,) = landing.warnings(settings, landing.summary(settings))

@@ -37,9 +37,9 @@ def arrays(space: DesignSpace) -> Arrays:
 @pytest.fixture(scope="module")
 def cell(space: DesignSpace, arrays: Arrays) -> Cell:
     rows = arrays.random(1, np.random.default_rng(0))
-    found = Cells(space).get(arrays, rows[0, list(arrays.place_columns)].tolist())
-    assert found is not None
-    return found
+    opened = Cells(space).get(arrays, rows[0, list(arrays.place_columns)].tolist())
+    assert opened is not None
+    return opened
 
 
 @RELAXED

@@ -16,12 +16,12 @@ HELD = 6
 def rows(seed: int, count: int = 20) -> np.ndarray:
     """Random tilings of 96, 56 and 9; column 8 is no factor."""
     rng = np.random.default_rng(seed)
-    found = np.ones((count, 11), np.int64)
+    drawn = np.ones((count, 11), np.int64)
     for (start, stop), primes in zip(TILES, ([2] * 5 + [3], [2] * 3 + [7], [3, 3]), strict=True):
         for prime in primes:
-            found[np.arange(count), rng.integers(start, stop, size=count)] *= prime
-    found[:, 8] = rng.integers(4, size=count)
-    return found
+            drawn[np.arange(count), rng.integers(start, stop, size=count)] *= prime
+    drawn[:, 8] = rng.integers(4, size=count)
+    return drawn
 
 
 def suffix(tile: tuple[int, int], levels: int) -> tuple[int, ...]:
@@ -41,14 +41,14 @@ halos = st.builds(
 @given(wanted=st.one_of(monomials, halos), seed=st.integers(0, 1000))
 def test_a_formula_is_found_from_its_values(wanted: Formula, seed: int) -> None:
     """Not always the one they were made with, but one that gives the values of programs it never saw."""
-    found = Fitter(rows(seed), TILES, HELD).fit(wanted.values(rows(seed)))
-    assert found is not None
+    formula = Fitter(rows(seed), TILES, HELD).fit(wanted.values(rows(seed)))
+    assert formula is not None
     probes = rows(seed)
     unseen = rows(seed + 5000, 200)
     told = np.array([len(np.unique(probes[:, c])) > 2 for c in range(11)])
     if told[[c for _, columns in wanted.terms for c in columns]].all():
-        assert (found.values(unseen) == wanted.values(unseen)).mean() > 0.9
-    assert (found.values(probes) == wanted.values(probes)).all()
+        assert (formula.values(unseen) == wanted.values(unseen)).mean() > 0.9
+    assert (formula.values(probes) == wanted.values(probes)).all()
 
 
 def test_what_tiling_says_is_preferred_where_probes_tell_little() -> None:

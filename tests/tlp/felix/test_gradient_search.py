@@ -158,8 +158,8 @@ def test_some_sketches_without_formulas(space: DesignSpace, monkeypatch: pytest.
         return None if arrays.sketch.sketch_id == unfit else get(arrays, places)
 
     monkeypatch.setattr(search.cells, "get", some)
-    found = [*ask(search, 6), *ask(search, 6)]
-    assert unfit in {candidate.sketch.sketch_id for candidate in found}
+    candidates = [*ask(search, 6), *ask(search, 6)]
+    assert unfit in {candidate.sketch.sketch_id for candidate in candidates}
     assert search.descents == 2
 
 

@@ -102,12 +102,12 @@ def test_scores_are_those_of_the_plain_reference(seed: int, counts: list[int], b
     network = made(replace(SMALL, bins=bins), seed)
     features, mask = batch(counts, seed + 1)
     with torch.no_grad():
-        found = network(features, mask, head).numpy()
+        scores = network(features, mask, head).numpy()
         flat = network.ragged(
             features[mask], torch.arange(len(counts)).repeat_interleave(torch.tensor(counts)), len(counts)
         )
     expected = [plain_score(network, features[i, : counts[i]].tolist(), head) for i in range(len(counts))]
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(flat[:, HEADS.index(head)].numpy(), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -120,8 +120,8 @@ def test_what_stands_in_the_padding_does_not_count(seed: int, fill: float) -> No
     clean.requires_grad_()
     scores = [network(features, mask, HEADS[1]) for features in (clean, dirty)]
     assert torch.equal(*scores)
-    for one in scores:
-        one.sum().backward()
+    for part in scores:
+        part.sum().backward()
     assert clean.grad is not None and dirty.grad is not None
     assert torch.equal(clean.grad, dirty.grad)
     assert bool((dirty.grad[~mask] == 0).all()) and bool(torch.isfinite(dirty.grad).all())
@@ -136,10 +136,10 @@ def test_more_padding_and_other_company_change_nothing_to_speak_of() -> None:
     wide = torch.zeros(1, 9, dtype=torch.bool)
     wide[:, :2] = mask
     with torch.no_grad():
-        one = network(alone, mask, HEADS[0])
-        torch.testing.assert_close(network(longer, wide, HEADS[0]), one, rtol=1e-5, atol=1e-5)
+        by_itself = network(alone, mask, HEADS[0])
+        torch.testing.assert_close(network(longer, wide, HEADS[0]), by_itself, rtol=1e-5, atol=1e-5)
         many = network(alone.repeat(7, 1, 1), mask.repeat(7, 1), HEADS[0])
-    torch.testing.assert_close(many, one.repeat(7), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(many, by_itself.repeat(7), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("bins", [0, 3])
@@ -190,9 +190,9 @@ def test_save_and_load_are_inverse(tmp_path: Path) -> None:
     assert (loaded.config, loaded.manifest) == (saved.config, saved.manifest)
     assert all(torch.equal(loaded.state[key], value) for key, value in saved.state.items())
     features, mask = batch([2, 1], 0)
-    one, two = FelixModel(saved, HEADS[0]), load_felix(folder, HEADS[0])
-    assert torch.equal(one.score(features, mask), two.score(features, mask))
-    np.testing.assert_array_equal(one.score_features(features.numpy()), one.score(features, mask).numpy())
+    before, two = FelixModel(saved, HEADS[0]), load_felix(folder, HEADS[0])
+    assert torch.equal(before.score(features, mask), two.score(features, mask))
+    np.testing.assert_array_equal(before.score_features(features.numpy()), before.score(features, mask).numpy())
 
 
 @pytest.mark.parametrize(

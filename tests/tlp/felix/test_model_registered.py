@@ -153,8 +153,8 @@ def test_mlflow_serves_it(fleet: MeasurementStore, quick: Settings, lenient: Non
     stores = StoreReader(fleet, small_fleet.TARGET, quick.cache_dir / "per-store").read([(sketch, r) for r in rows])
     features, _ = stores.padded()
     model = FelixModel(FelixCheckpoint.load(resolved.checkpoint_dir), small_fleet.DEVICE)
-    found = served.predict(features, params={"device": small_fleet.DEVICE})
-    np.testing.assert_allclose(np.asarray(found)[:, 0], model.score_features(features), rtol=1e-6)
+    scores = served.predict(features, params={"device": small_fleet.DEVICE})
+    np.testing.assert_allclose(np.asarray(scores)[:, 0], model.score_features(features), rtol=1e-6)
 
 
 def test_what_is_not_there_is_refused(fleet: MeasurementStore, quick: Settings) -> None:

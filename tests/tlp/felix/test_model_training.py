@@ -209,9 +209,9 @@ def test_what_has_no_features_is_ranked_last(
     assert scorer.score(device, []).shape == (0,)
     model, reader = scorer._models[small_fleet.DEVICE]
     monkeypatch.setitem(scorer._models, small_fleet.DEVICE, (model, Lossy(reader, [1])))
-    found = scorer.score(device, asked)
-    assert found[1] == np.delete(found, 1).min() - 1.0
-    np.testing.assert_allclose(np.delete(found, 1), np.delete(whole, 1), rtol=1e-4, atol=1e-5)
+    scores = scorer.score(device, asked)
+    assert scores[1] == np.delete(scores, 1).min() - 1.0
+    np.testing.assert_allclose(np.delete(scores, 1), np.delete(whole, 1), rtol=1e-4, atol=1e-5)
 
 
 def test_a_training_that_diverges_makes_no_model(data: FelixData) -> None:

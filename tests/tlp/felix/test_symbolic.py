@@ -56,14 +56,14 @@ class Fitted:
 
         schedule = apply_trace(self.space, self.arrays.sketch, row.tolist())
         extractor = PerStoreFeature(extract_workload=False)
-        (found,) = extractor.extract_from(self.context, [MeasureCandidate(schedule, [])])
-        return found.numpy()[:, list(TVM_COLUMNS.values())]
+        (extracted,) = extractor.extract_from(self.context, [MeasureCandidate(schedule, [])])
+        return extracted.numpy()[:, list(TVM_COLUMNS.values())]
 
     def by_formulas(self, rows: np.ndarray, is_gpu: bool = False) -> np.ndarray:
         """`(N, stores, F − 1)`."""
         features = Features([self.program], is_gpu=is_gpu)
-        found, mask = features(factor_logs(self.arrays, rows), torch.zeros(len(rows)))
-        return found[:, mask[0]].numpy()[..., :-1]
+        values, mask = features(factor_logs(self.arrays, rows), torch.zeros(len(rows)))
+        return values[:, mask[0]].numpy()[..., :-1]
 
 
 def spaces(name: str, target: dict[str, Any], sampled: int = 32) -> tuple[DesignSpace, list[Arrays]]:
@@ -71,7 +71,10 @@ def spaces(name: str, target: dict[str, Any], sampled: int = 32) -> tuple[Design
     examples: dict[str, list[Any]] = {}
     for candidate in space.sample(sampled, 0):
         examples.setdefault(candidate.sketch.sketch_id, []).append(candidate)
-    return space, [Arrays(found[0].sketch, [c.program.decisions for c in found], target) for found in examples.values()]
+    return space, [
+        Arrays(candidates[0].sketch, [c.program.decisions for c in candidates], target)
+        for candidates in examples.values()
+    ]
 
 
 def places_of(arrays: Arrays, count: int) -> list[tuple[int, ...]]:
@@ -113,10 +116,10 @@ def fitted() -> Callable[[str], list[Fitted]]:
 def test_features_equal_tvms_at_integer_points(
     fitted: Callable[[str], list[Fitted]], name: str, fewest: int, seed: int
 ) -> None:
-    found = fitted(name)
-    assert len(found) >= fewest
+    fits = fitted(name)
+    assert len(fits) >= fewest
     rng = np.random.default_rng(seed)
-    for cell in found:
+    for cell in fits:
         try:
             rows = choose_probes(cell.arrays, cell.places, rng, 4)
         except UnfitError:
@@ -172,14 +175,14 @@ def test_gradients_agree_with_differences(fitted: Callable[[str], list[Fitted]],
 
 
 def test_several_cells_at_once_are_the_same_as_one_by_one(fitted: Callable[[str], list[Fitted]]) -> None:
-    found = [*fitted("strided")[:3], *fitted("dense")[:1]]
+    fits = [*fitted("strided")[:3], *fitted("dense")[:1]]
     rng = np.random.default_rng(1)
-    rows = [choose_probes(cell.arrays, cell.places, rng, 3) for cell in found]
-    together = Features([cell.program for cell in found])
-    logs = [factor_logs(cell.arrays, part) for cell, part in zip(found, rows, strict=True)]
+    rows = [choose_probes(cell.arrays, cell.places, rng, 3) for cell in fits]
+    together = Features([cell.program for cell in fits])
+    logs = [factor_logs(cell.arrays, part) for cell, part in zip(fits, rows, strict=True)]
     padded = torch.cat([torch.nn.functional.pad(part, (0, together.width - part.shape[1])) for part in logs])
     features, mask = together(padded, torch.zeros(12), torch.arange(4).repeat_interleave(3))
-    for i, cell in enumerate(found):
+    for i, cell in enumerate(fits):
         for j, alone in enumerate(cell.by_formulas(rows[i])):
             own = features[3 * i + j][mask[3 * i + j]].numpy()[:, :-1]
             np.testing.assert_allclose(own, alone, atol=1e-9)
@@ -187,9 +190,9 @@ def test_several_cells_at_once_are_the_same_as_one_by_one(fitted: Callable[[str]
 
 def test_programs_of_a_cell_are_few_or_not_there() -> None:
     """A reduction with a handful of programs has no formulas; nothing else is raised."""
-    found = list(cells("relu", CPU, 2)) + list(cells("max_pool", CPU, 2))
-    assert found and all(isinstance(cell, UnfitError) for cell in found)
-    assert {cell.kind for cell in found if isinstance(cell, UnfitError)} == {"too few programs to probe"}
+    fits = list(cells("relu", CPU, 2)) + list(cells("max_pool", CPU, 2))
+    assert fits and all(isinstance(cell, UnfitError) for cell in fits)
+    assert {cell.kind for cell in fits if isinstance(cell, UnfitError)} == {"too few programs to probe"}
 
 
 def test_probes_show_every_factor_more_than_once() -> None:

@@ -14,11 +14,11 @@ def test_held_out_samples_come_from_networks_that_can_be_compiled(night_store):
     board = replace(night_fleet.device("board"), endpoint={"kind": "local"})
     (tasks,) = {network.tasks for network in night_store.list_networks() if network.name == "one"}
 
-    def network(name: str, *, held: bool, source: str = "builtin:x") -> Network:
-        return Network(name, held, source, datetime.now(UTC), tasks)
+    def network(name: str, *, holdout: bool, source: str = "builtin:x") -> Network:
+        return Network(name, holdout, source, datetime.now(UTC), tasks)
 
-    starter = network("a_starter", held=True, source="dataset:starter")
-    there = [starter, network("b", held=False), network("c", held=True), network("d", held=True)]
+    starter = network("a_starter", holdout=True, source="dataset:starter")
+    there = [starter, network("b", holdout=False), network("c", holdout=True), network("d", holdout=True)]
     assert more_held_out(board, there) == "tlp measure board --samples 200 --network c --network d"
     assert more_held_out(board, [starter]) == "tlp network add bert_tiny --builtin bert_tiny"
     assert more_held_out(board, there[1:2]) == "tlp measure board --samples 200"

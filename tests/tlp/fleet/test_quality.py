@@ -25,18 +25,18 @@ FAR = (0, 0, 30)  # pairs of a round by gap
 
 def test_pairs_by_hand() -> None:
     # 1.00 and 1.04 ms are a tie; 1.00-1.15 is near, 1.0-1.5 middle, 1.0-3.0 far.
-    found = count_pairs([4.0, 3.0, 1.0, 2.0, 0.0], [1.0, 1.04, 1.15, 1.5, 3.0], tie_margin=0.05)
-    assert found.ties == 1
-    assert found.pairs == (2, 3, 4)  # {a-c, b-c}, {a-d, b-d, c-d}, {a-e, b-e, c-e, d-e}
-    assert found.pairs_right == (2.0, 2.0, 4.0)  # only c-d is wrong
-    assert found.best_of == {1: 1.0, 5: 1.0}
+    counts = count_pairs([4.0, 3.0, 1.0, 2.0, 0.0], [1.0, 1.04, 1.15, 1.5, 3.0], tie_margin=0.05)
+    assert counts.ties == 1
+    assert counts.pairs == (2, 3, 4)  # {a-c, b-c}, {a-d, b-d, c-d}, {a-e, b-e, c-e, d-e}
+    assert counts.pairs_right == (2.0, 2.0, 4.0)  # only c-d is wrong
+    assert counts.best_of == {1: 1.0, 5: 1.0}
     wrong = count_pairs([0.0, 1.0], [1.0, 2.0], tie_margin=0.05)
     assert (wrong.pairs, wrong.pairs_right, wrong.best_of) == ((0, 0, 1), (0.0, 0.0, 0.0), {1: 0.5, 5: 1.0})
 
 
 def test_a_model_that_says_nothing_is_right_in_half_of_the_pairs() -> None:
-    found = count_pairs([7.0] * 4, [1.0, 2.0, 4.0, 8.0], tie_margin=0.0)
-    assert (sum(found.pairs), sum(found.pairs_right)) == (6, 3.0)
+    counts = count_pairs([7.0] * 4, [1.0, 2.0, 4.0, 8.0], tie_margin=0.0)
+    assert (sum(counts.pairs), sum(counts.pairs_right)) == (6, 3.0)
     assert count_pairs([], [], tie_margin=0.05) == quality.RoundCounts(0, (0, 0, 0), (0.0, 0.0, 0.0), 0, {})
 
 
@@ -78,11 +78,13 @@ def test_a_real_fall_is_told_with_both_numbers() -> None:
     store.add_round_qualities(rounds(20, 0.9, 1) + rounds(30, 0.7, 2, start=20))
     reason = fell(fleet_of(SETTINGS, store), "cpu0", "3")
     assert reason is not None and reason.startswith("version 3 ranks 7")
-    found = compare(store.round_qualities(), SETTINGS)
-    assert found is not None and found.workloads == 10
-    assert f"{found.accuracy:.1%}" in reason and f"{found.expected:.1%}" in reason and "10% is allowed" in reason
+    comparison = compare(store.round_qualities(), SETTINGS)
+    assert comparison is not None and comparison.workloads == 10
+    assert (
+        f"{comparison.accuracy:.1%}" in reason and f"{comparison.expected:.1%}" in reason and "10% is allowed" in reason
+    )
     assert "of the same 10 workloads" in reason
-    assert found.fall == pytest.approx(0.2, abs=0.06) and 0.1 < found.at_least < found.fall
+    assert comparison.fall == pytest.approx(0.2, abs=0.06) and 0.1 < comparison.at_least < comparison.fall
     assert fell(fleet_of(SETTINGS, store), "cpu1", "3") is None and fell(fleet_of(SETTINGS, store), "cpu0", "4") is None
 
 
@@ -127,8 +129,8 @@ def test_harder_pairs_are_no_fall() -> None:
     early, late = rounds(20, chances, 1, pairs=(6, 6, 24)), rounds(30, chances, 2, start=20, pairs=(30, 6, 0))
     plain = [quality.accuracy(early), quality.accuracy(late)]
     assert plain[0] is not None and plain[1] is not None and plain[0] - plain[1] > 0.15
-    found = compare(early + late, SETTINGS)
-    assert found is not None and abs(found.fall) < 0.08 and found.at_least < 0
+    comparison = compare(early + late, SETTINGS)
+    assert comparison is not None and abs(comparison.fall) < 0.08 and comparison.at_least < 0
 
 
 def test_harder_workloads_are_no_fall_and_do_not_hide_a_fall() -> None:
@@ -148,13 +150,13 @@ def test_a_baseline_made_after_a_fall_does_not_hide_it() -> None:
     known = rounds(20, 0.9, 1)
     after = [replace(row, workload_id=f"n{i % 10}") for i, row in enumerate(rounds(40, 0.65, 2, start=20))]
     later = [row for pair in zip(after[20:], rounds(30, 0.65, 3, start=60), strict=False) for row in pair]
-    found = compare(
+    comparison = compare(
         [*known, *after[:20], *(replace(row, at=T0 + timedelta(minutes=40 + i)) for i, row in enumerate(later))],
         SETTINGS,
     )
-    assert found is not None and found.workloads == 20
-    found = compare([*known, *after[:20], *rounds(30, 0.65, 3, start=40)], SETTINGS)
-    assert found is not None and found.workloads == 10 and found.at_least > 0.1
+    assert comparison is not None and comparison.workloads == 20
+    comparison = compare([*known, *after[:20], *rounds(30, 0.65, 3, start=40)], SETTINGS)
+    assert comparison is not None and comparison.workloads == 10 and comparison.at_least > 0.1
 
 
 @pytest.mark.parametrize(
@@ -180,12 +182,12 @@ def test_summary_of_a_version() -> None:
     assert summary(fleet_of(SETTINGS, store), "cpu0", "3") is None
     few = [replace(row, best_of={1: 0.5, 5: 1.0}) for row in rounds(4, 0.9, 1)]
     store.add_round_qualities([*few, *rounds(2, 0.1, 2, start=4, canary_off=True)])
-    found = summary(fleet_of(SETTINGS, store), "cpu0", "3")
-    assert found is not None
-    assert (found["rounds"], found["flagged_rounds"], found["pairs"]) == (6, 2, 120)
-    assert found["pair_accuracy"] == pytest.approx(0.9, abs=0.1)
-    assert (found["expected_accuracy"], found["fell"], found["best_of"]) == (None, None, {"1": 0.5, "5": 1.0})
+    shown = summary(fleet_of(SETTINGS, store), "cpu0", "3")
+    assert shown is not None
+    assert (shown["rounds"], shown["flagged_rounds"], shown["pairs"]) == (6, 2, 120)
+    assert shown["pair_accuracy"] == pytest.approx(0.9, abs=0.1)
+    assert (shown["expected_accuracy"], shown["fell"], shown["best_of"]) == (None, None, {"1": 0.5, "5": 1.0})
     store.add_round_qualities(rounds(16, 0.9, 3, start=4) + rounds(30, 0.5, 4, start=20))
-    found = summary(fleet_of(SETTINGS, store), "cpu0", "3")
-    assert found is not None and "down by" in found["fell"] and found["fall"] == pytest.approx(0.4, abs=0.08)
-    assert found["workloads"] == 10 and found["pair_accuracy"] == pytest.approx(0.5, abs=0.05)
+    shown = summary(fleet_of(SETTINGS, store), "cpu0", "3")
+    assert shown is not None and "down by" in shown["fell"] and shown["fall"] == pytest.approx(0.4, abs=0.08)
+    assert shown["workloads"] == 10 and shown["pair_accuracy"] == pytest.approx(0.5, abs=0.05)

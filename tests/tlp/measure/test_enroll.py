@@ -18,10 +18,10 @@ TARGET = {"kind": "llvm", "mcpu": "x86-64-v2", "num-cores": 1}
 
 @pytest.fixture
 def store() -> MeasurementStore:
-    found = open_store("duckdb::memory:")
+    opened = open_store("duckdb::memory:")
     row = Device("cpu", TARGET, "x86_64", 6, {}, {"kind": "fake"}, DeviceState.ENROLLED, datetime.now(UTC))
-    found.add_device(row, "for a test")
-    return found
+    opened.add_device(row, "for a test")
+    return opened
 
 
 @pytest.mark.parametrize("same", [{}, {"min_samples": 6}, {"target": TARGET}])

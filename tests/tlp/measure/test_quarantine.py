@@ -45,15 +45,15 @@ def store(limits: Settings) -> MeasurementStore:
 
     from tlp.programs.workloads import workload_from_module
 
-    found = open_store(limits.store_url)
+    opened = open_store(limits.store_url)
     for name in ("board", "other"):
-        found.add_device(example_device(name, target=TARGET, min_samples=10), reason="enrolled")
+        opened.add_device(example_device(name, target=TARGET, min_samples=10), reason="enrolled")
     a, b = te.placeholder((16, 32), name="a"), te.placeholder((32, 32), name="b")
     module = tvm.IRModule({"main": te.create_prim_func([a, b, topi.nn.dense(a, b)]).with_attr("global_symbol", "main")})
     workload = workload_from_module("dense", module)
     task = NetworkTask(workload.workload_id, "dense", 1)
-    found.add_network(Network("net", True, "builtin:test", datetime.now(UTC), (task,)), [workload])
-    return found
+    opened.add_network(Network("net", True, "builtin:test", datetime.now(UTC), (task,)), [workload])
+    return opened
 
 
 def lost_from(first: int, last: int) -> Callable[[], bool]:
@@ -81,9 +81,9 @@ def test_back_off_doubles_and_is_kept_in_the_history(store, limits):
     quarantined(store, 0)
     for number in range(6):
         again = open_store(limits.store_url)  # as another process would
-        found = quarantine.probation(fleet_of(limits, again), again.get_device("board"))
-        assert found is not None and found.failed_probes == number
-        waits.append((found.next_at - found.last_at).total_seconds())
+        probation = quarantine.probation(fleet_of(limits, again), again.get_device("board"))
+        assert probation is not None and probation.failed_probes == number
+        waits.append((probation.next_at - probation.last_at).total_seconds())
         quarantine.try_now(fleet_of(limits, store), "board", FakeRunner(lost=lambda: True))
     assert waits == [60.0, 120.0, 240.0, 480.0, 600.0, 600.0]
     assert "probe 6 failed: the device does not answer" in store.device_events("board")[-1].reason
@@ -91,11 +91,11 @@ def test_back_off_doubles_and_is_kept_in_the_history(store, limits):
 
 def test_a_clock_that_jumps_makes_a_probe_due_at_worst(store, limits):
     quarantined(store, 2)
-    found = quarantine.probation(fleet_of(limits, store), store.get_device("board"))
-    assert found is not None
-    assert 0 < found.due_in_s(found.last_at) <= 240
-    assert found.due_in_s(found.last_at - timedelta(days=365)) == 0  # set back: nobody waits a year
-    assert found.due_in_s(found.last_at + timedelta(days=365)) == 0
+    probation = quarantine.probation(fleet_of(limits, store), store.get_device("board"))
+    assert probation is not None
+    assert 0 < probation.due_in_s(probation.last_at) <= 240
+    assert probation.due_in_s(probation.last_at - timedelta(days=365)) == 0  # set back: nobody waits a year
+    assert probation.due_in_s(probation.last_at + timedelta(days=365)) == 0
 
 
 @pytest.mark.parametrize("before", [DeviceState.ENROLLED, DeviceState.SERVING])
@@ -105,8 +105,8 @@ def test_a_probe_that_runs_brings_it_back_to_its_life(store, limits, before):
     assert quarantine.try_now(fleet_of(limits, store), "board", FakeRunner())
     assert store.get_device("board").state is before
     quarantined(store, 0)  # and the next loss starts from the first pause
-    found = quarantine.probation(fleet_of(limits, store), store.get_device("board"))
-    assert found is not None and found.failed_probes == 0
+    probation = quarantine.probation(fleet_of(limits, store), store.get_device("board"))
+    assert probation is not None and probation.failed_probes == 0
 
 
 def test_a_run_is_refused_until_the_probe_is_due_and_starts_when_it_went_well(store, limits, monkeypatch):

@@ -41,8 +41,8 @@ OK = MeasurementState.OK
 @pytest.fixture(scope="module")
 def own() -> Iterator[Boards]:
     """A tracker with boards that may be hurt; every test uses a key of its own."""
-    with Boards() as found:
-        yield found
+    with Boards() as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +73,9 @@ def at(runner: RpcRunner, key: str, step: str, action: Callable[[], object]) -> 
 
 def states(outcomes: list[MeasureOutcome]) -> dict[str, MeasurementState]:
     """By key; nothing may come twice."""
-    found = {outcome.key: outcome.state for outcome in outcomes}
-    assert len(found) == len(outcomes)
-    return found
+    by_key = {outcome.key: outcome.state for outcome in outcomes}
+    assert len(by_key) == len(outcomes)
+    return by_key
 
 
 def in_thread(action: Callable[[], object]) -> Callable[[], object]:
@@ -110,13 +110,13 @@ def test_the_tracker_is_restarted(own, shared):
 
 
 def test_a_sleeping_kernel_is_a_timeout_and_waiting_is_not_running(own, shared):
-    held = TrackerClient(own.tracker, 5.0)
+    client = TrackerClient(own.tracker, 5.0)
 
     def give_back() -> None:
         time.sleep(4.0)  # longer than the run limit; an offer nobody uses is renewed by the board after a few pings
-        held.close()
+        client.close()
 
-    held.request("hurt", 30.0)
+    client.request("hurt", 30.0)
     in_thread(give_back)()
     entered = at(shared, "sleeps", "run", lambda: None)
     ended = []

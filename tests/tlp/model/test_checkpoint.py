@@ -141,8 +141,8 @@ def test_a_damaged_directory_is_refused(
 
 
 def test_score_many_keeps_the_order(checkpoint: Checkpoint) -> None:
-    one, two = (replace(matmul_sketch("w", cache_write=flag), context=CONTEXT) for flag in (False, True))
-    programs = [(one, [1, 2, 4, 8, 2, 2, 2, 2, 4, 4, i % 4]) for i in range(4)]
+    first, two = (replace(matmul_sketch("w", cache_write=flag), context=CONTEXT) for flag in (False, True))
+    programs = [(first, [1, 2, 4, 8, 2, 2, 2, 2, 4, 4, i % 4]) for i in range(4)]
     programs += [(two, [8, 4, 2, 1, 2, 2, 2, 2, 4, 4, i % 4]) for i in range(4)]
     programs = programs[::2] + programs[1::2]
     scorer = Predictor(checkpoint, "x86-64-v3")
@@ -150,10 +150,10 @@ def test_score_many_keeps_the_order(checkpoint: Checkpoint) -> None:
     want = [float(scorer.score(sketch, [decisions])[0]) for sketch, decisions in programs]
     assert got.tolist() == pytest.approx(want, abs=1e-6)
     assert scorer.score_many([]).shape == (0,)
-    assert scorer.score(one, np.empty((0, one.decision_width), int)).shape == (0,)
+    assert scorer.score(first, np.empty((0, first.decision_width), int)).shape == (0,)
     with pytest.raises(InvalidInputError, match="decisions"):
-        scorer.score(one, [[1] * (one.decision_width // 2)] * 2)
-    assert scorer.score(one, [[1] * 10 + [0]][:0] or [[1] * 10 + [0]]).shape == (1,)
+        scorer.score(first, [[1] * (first.decision_width // 2)] * 2)
+    assert scorer.score(first, [[1] * 10 + [0]][:0] or [[1] * 10 + [0]]).shape == (1,)
 
 
 @pytest.mark.parametrize(
@@ -189,9 +189,9 @@ def test_scores_do_not_depend_on_the_number_of_threads(checkpoint: Checkpoint, m
     sketches = [replace(matmul_sketch("w", cache_write=flag), context=CONTEXT) for flag in (False, True)]
     programs = [(sketches[i % 2], [1, 2, 4, 2**i, 2, 2, 2, 2, 4, 4, i % 4]) for i in range(8)] * 3
     before = torch.get_num_threads()
-    found = []
+    by_threads = []
     for threads in (1, 2):
-        found.append(Predictor(checkpoint, "x86-64-v3", threads=threads).score_many(programs).tolist())
+        by_threads.append(Predictor(checkpoint, "x86-64-v3", threads=threads).score_many(programs).tolist())
         assert torch.get_num_threads() == threads
-    assert found[0] == found[1] and len(set(found[0])) > 4
+    assert by_threads[0] == by_threads[1] and len(set(by_threads[0])) > 4
     torch.set_num_threads(before)

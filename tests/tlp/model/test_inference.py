@@ -52,15 +52,15 @@ def test_dense_scores_are_the_network_s(seed: int, count: int) -> None:
     made, x = network(seed), features(count, seed)
     with torch.inference_mode():
         expected = made(torch.from_numpy(x))[:, 0].numpy()
-    found = Inference(made)(x)
-    np.testing.assert_allclose(found.scores, expected, rtol=2e-4, atol=2e-4)
+    dense = Inference(made)(x)
+    np.testing.assert_allclose(dense.scores, expected, rtol=2e-4, atol=2e-4)
 
 
 def test_scores_are_linear_in_the_hidden_vectors() -> None:
     made = network(3)
-    found = Inference(made)(features(30))
+    pooled = Inference(made)(features(30))
     *_, last = made.heads[0].children()
-    left = found.scores - found.hidden @ last.weight.detach().numpy()[0]  # type: ignore[union-attr, operator]
+    left = pooled.scores - pooled.hidden @ last.weight.detach().numpy()[0]  # type: ignore[union-attr, operator]
     np.testing.assert_allclose(left, left[0], atol=1e-3)
 
 

@@ -63,11 +63,11 @@ def device(name: str = DEVICE, kind: str = "fake", state: DeviceState = DeviceSt
 
 
 def add_network(
-    store: MeasurementStore, name: str, members: tuple[str, ...], source: str = "torch:tests:net", held: bool = False
+    store: MeasurementStore, name: str, members: tuple[str, ...], source: str = "torch:tests:net", holdout: bool = False
 ) -> None:
     made = [workload(member) for member in members]
     tasks = tuple(NetworkTask(w.workload_id, w.name, 1 + i) for i, w in enumerate(made))
-    store.add_network(Network(name, held, source, datetime.now(UTC), tasks), made)
+    store.add_network(Network(name, holdout, source, datetime.now(UTC), tasks), made)
 
 
 def main() -> None:

@@ -171,7 +171,7 @@ def test_devices_and_networks_that_are_left_out(
     night_store.set_device_state("lost", DeviceState.QUARANTINED, "does not answer")
     night_store.set_device_state("cpu", DeviceState.MEASURING, "a run")  # in work: still serving
     night_fleet.add_network(night_store, "starter", ("dense_16_64",), source="dataset:starter")
-    night_fleet.add_network(night_store, "held", ("dense_32_128",), held=True)
+    night_fleet.add_network(night_store, "held", ("dense_32_128",), holdout=True)
     decided = look()
     assert {(pair.network, pair.device) for pair in decided.pairs} == {("held", "cpu"), ("one", "cpu"), ("two", "cpu")}
     assert {name: why.partition(":")[0] for name, why in decided.left_out.items()} == {

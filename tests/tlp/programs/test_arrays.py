@@ -26,7 +26,7 @@ def by_sketch(candidates: list[Candidate]) -> list[Arrays]:
     for candidate in candidates:
         rows.setdefault(candidate.sketch.sketch_id, []).append(candidate.program.decisions)
     sketches = {candidate.sketch.sketch_id: candidate.sketch for candidate in candidates}
-    return [Arrays(sketches[key], np.array(found)) for key, found in rows.items()]
+    return [Arrays(sketches[key], np.array(decisions)) for key, decisions in rows.items()]
 
 
 def bred(arrays: Arrays, seed: int, count: int = 16) -> np.ndarray:

@@ -38,10 +38,10 @@ def check_shared(workload: Workload, targets: list[dict[str, Any]], samples: int
     spaces = [DesignSpace(workload, normalise_target(target)) for target in targets]
     for space in spaces:
         assert sorted(sketch.text for sketch in space.sketches) == instructions_of(space)
-    for one, other in pairwise(spaces):
+    for first, other in pairwise(spaces):
         shared = {sketch.sketch_id: sketch for sketch in other.sketches}
-        assert [sketch.sketch_id for sketch in one.sketches] == list(shared)
-        for drawn in one.sample(samples, seed=1):
+        assert [sketch.sketch_id for sketch in first.sketches] == list(shared)
+        for drawn in first.sample(samples, seed=1):
             program = drawn.program
             moved = other.build(drawn.sketch, program.decisions)
             if moved is not None and moved.program.decisions == program.decisions:
@@ -68,8 +68,8 @@ cores = st.integers(1, 512)
 
 @settings(max_examples=50, deadline=None)
 @given(st.sampled_from(["x86_64", "aarch64"]), cores, cores, st.integers(0, 20_000))
-def test_placeholders_stand_for_the_targets_own_numbers_only(family: str, one: int, other: int, value: int) -> None:
-    own, others = (constants_of(family, {"kind": "llvm", "num-cores": n}) for n in (one, other))
+def test_placeholders_stand_for_the_targets_own_numbers_only(family: str, first: int, other: int, value: int) -> None:
+    own, others = (constants_of(family, {"kind": "llvm", "num-cores": n}) for n in (first, other))
     parallel = int(dict(own)["parallel"])
     for number in (parallel, value):
         trace = [["Annotate", ["b0", number], ["meta_schedule.parallel"], []]]

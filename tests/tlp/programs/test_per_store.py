@@ -69,7 +69,7 @@ def test_they_are_what_the_extractor_gives(
     from tvm.s_tir.meta_schedule import MeasureCandidate
     from tvm.s_tir.meta_schedule.feature_extractor import PerStoreFeature
 
-    found = features.get(programs)
+    features_read = features.get(programs)
     space = DesignSpace(workloads[0], small_fleet.TARGET)
     context = make_tune_context(space.module, small_fleet.TARGET)
     mine = [(s, d) for s, d in programs if s.workload_id == workloads[0].workload_id]
@@ -77,7 +77,7 @@ def test_they_are_what_the_extractor_gives(
     full = PerStoreFeature(extract_workload=True).extract_from(context, candidates)
     plain = PerStoreFeature().extract_from(context, candidates)
     assert len(full) == len(mine) == 10
-    for rows, with_workload, without in zip(found, full, plain, strict=False):
+    for rows, with_workload, without in zip(features_read, full, plain, strict=False):
         assert rows.shape[1] == WIDTH and without.numpy().shape[1] == PLAIN_WIDTH
         np.testing.assert_array_equal(rows, with_workload.numpy().astype(np.float32))
         np.testing.assert_array_equal(rows[:, :PLAIN_WIDTH], without.numpy().astype(np.float32))
@@ -180,8 +180,8 @@ def test_a_program_the_extractor_refuses_does_not_take_others_along(
         return original(self, context, candidates)
 
     monkeypatch.setattr(PerStoreFeature, "extract_from", extract_from)
-    found = features.get(programs[:3])
-    assert [len(rows) > 0 for rows in found] == [False, True, True]
+    features_read = features.get(programs[:3])
+    assert [len(rows) > 0 for rows in features_read] == [False, True, True]
 
 
 def test_a_killed_process_leaves_a_cache_that_is_gone_on_with(
@@ -213,6 +213,6 @@ def test_a_killed_process_leaves_a_cache_that_is_gone_on_with(
     stale = left[0].with_name("x.tmp")
     stale.write_bytes(b"half")
     os.utime(stale, (0, 0))
-    found = PerStoreFeatures(store, small_fleet.TARGET, tmp_path).get(programs)
-    assert all(rows.shape[1] == WIDTH and len(rows) for rows in found)
+    features_read = PerStoreFeatures(store, small_fleet.TARGET, tmp_path).get(programs)
+    assert all(rows.shape[1] == WIDTH and len(rows) for rows in features_read)
     assert not stale.exists()

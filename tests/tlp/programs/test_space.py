@@ -23,9 +23,9 @@ RELAXED = settings(deadline=None, max_examples=4, suppress_health_check=[HealthC
     [("conv2d", 3), ("depthwise", 3), ("dense", 3), ("batch_matmul", 3), ("softmax", 9), ("max_pool", 3)],
 )
 def test_sketches(space: Spaces, kind: str, sketches: int) -> None:
-    found = space(kind).sketches
-    assert len(found) == len({s.sketch_id for s in found}) == sketches
-    for sketch in found:
+    listed = space(kind).sketches
+    assert len(listed) == len({s.sketch_id for s in listed}) == sketches
+    for sketch in listed:
         instructions, slots = parse_sketch(sketch.text)
         assert sketch.workload_id == space(kind).workload.workload_id
         assert sketch.decision_width == sum(slot.width for slot in slots)

@@ -92,13 +92,13 @@ def test_kernel_flags_are_those_of_every_core(tmp_path: Path) -> None:
     ],
 )
 def test_accepted(value: object, part: dict[str, object], family: str) -> None:
-    found = targets.normalise_target(value)  # type: ignore[arg-type]
-    assert part.items() <= found.items()
-    assert targets.family_of(found) == family
-    assert json.loads(json.dumps(found)) == found
-    assert targets.normalise_target(found) == found
-    if found["kind"] == "llvm":
-        assert found["num-cores"] >= 1
+    target = targets.normalise_target(value)  # type: ignore[arg-type]
+    assert part.items() <= target.items()
+    assert targets.family_of(target) == family
+    assert json.loads(json.dumps(target)) == target
+    assert targets.normalise_target(target) == target
+    if target["kind"] == "llvm":
+        assert target["num-cores"] >= 1
 
 
 @pytest.mark.parametrize(

@@ -27,14 +27,14 @@ def three(registry: Registry, checkpoint: Path) -> Registry:
     return registry
 
 
-def number(found: ResolvedModel) -> int:
-    return found.version
+def number(version: ResolvedModel) -> int:
+    return version.version
 
 
 def used(registry: Registry, device: str | None = None) -> tuple[int, str]:
-    found = registry.usable(FAMILY, device, number)
-    assert found.loaded == found.version
-    return found.version, found.fallback or ""
+    usable = registry.usable(FAMILY, device, number)
+    assert usable.loaded == usable.version
+    return usable.version, usable.fallback or ""
 
 
 def delete_files(registry: Registry, version: int) -> None:
@@ -71,13 +71,13 @@ def test_files_that_are_gone(three: Registry) -> None:
 
 
 def test_what_cannot_be_loaded_is_passed_over(three: Registry) -> None:
-    def load(found: ResolvedModel) -> int:
-        if found.version > 1:
-            raise ModelFormatError(f"version {found.version} is damaged")
-        return found.version
+    def load(version: ResolvedModel) -> int:
+        if version.version > 1:
+            raise ModelFormatError(f"version {version.version} is damaged")
+        return version.version
 
-    found = three.usable(FAMILY, None, load)
-    assert found.version == 1 and "version 3 is damaged" in str(found.fallback)
+    usable = three.usable(FAMILY, None, load)
+    assert usable.version == 1 and "version 3 is damaged" in str(usable.fallback)
 
 
 def test_rejected_versions_are_not_fallen_back_to(three: Registry, mlflow_settings: Settings) -> None:

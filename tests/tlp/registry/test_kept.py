@@ -58,17 +58,17 @@ def waiting(settings: Settings) -> list[str]:
 def test_a_manifest_that_is_none_is_set_aside(settings: Settings, changes: dict[str, Any]) -> None:
     folder(settings, "good")
     folder(settings, "bad", **changes)
-    assert [found.submission for found in kept.find(settings)] == ["good"]
+    assert [candidate.submission for candidate in kept.find(settings)] == ["good"]
     folder(settings, "bad", **changes)  # once more, while the first lies aside
-    assert [found.submission for found in kept.find(settings)] == ["good"]
+    assert [candidate.submission for candidate in kept.find(settings)] == ["good"]
     assert len([path for path in settings.pending_dir.iterdir() if path.name.startswith(".damaged-bad")]) == 2
 
 
 @pytest.mark.parametrize("text", ["[]", '{"gate": []}', '{"champion": "x"}', "{"])
 def test_a_verdict_that_is_none_is_spoken_anew(settings: Settings, text: str) -> None:
     (folder(settings, "one") / "judged.json").write_text(text)
-    (found,) = kept.find(settings)
-    assert found.judged() is None
+    (candidate,) = kept.find(settings)
+    assert candidate.judged() is None
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,8 @@ def test_rounds_are_logged_once_in_order_and_caught_up(mlflow_settings: Settings
     assert registry.log_live(FAMILY, "cpu0") == 1
     client, run_id = client_of(mlflow_settings), str(registry.show(FAMILY, 1).run_id)
     history = client.get_metric_history(run_id, "live/cpu0/pair_accuracy")
-    found = [(metric.step, round(metric.value, 3), metric.timestamp) for metric in history]
-    assert found == [
+    logged = [(metric.step, round(metric.value, 3), metric.timestamp) for metric in history]
+    assert logged == [
         (step, value, int((T0 + timedelta(minutes=minute)).timestamp() * 1000))
         for step, value, minute in ((1, 0.8, 0), (2, 0.6, 1), (3, 0.8, 4))
     ]

@@ -39,8 +39,8 @@ class TestRegister:
             )
         )
         assert version == 1
-        found = registry.show(FAMILY, 1)
-        assert found.tags == {  # all of it for people
+        registered = registry.show(FAMILY, 1)
+        assert registered.tags == {  # all of it for people
             "trained_for": "cpu0",
             "top1": "0.9000",
             "top5": "0.9500",
@@ -54,16 +54,16 @@ class TestRegister:
             "best_earlier": "2",
         }
         assert registry.resolve(FAMILY, ref=1).devices == ("cpu0", "v2")
-        assert found.metrics["top5"] == 0.95
-        assert not found.aliases
-        assert not found.rejected
+        assert registered.metrics["top5"] == 0.95
+        assert not registered.aliases
+        assert not registered.rejected
 
         client = registry._client
-        curve = client.get_metric_history(found.run_id, "train_loss")
+        curve = client.get_metric_history(registered.run_id, "train_loss")
         assert [(m.step, m.value) for m in sorted(curve, key=lambda m: m.step)] == [(0, 0.3), (1, 0.2), (2, 0.1)]
-        run = client.get_run(found.run_id)
+        run = client.get_run(registered.run_id)
         assert (run.info.status, run.info.run_name) == ("FINISHED", "cpu0 joins")
-        assert {a.path for a in client.list_artifacts(found.run_id)} == {"figures", "report.json"}
+        assert {a.path for a in client.list_artifacts(registered.run_id)} == {"figures", "report.json"}
 
     def test_numbers_grow_and_list_is_newest_first(self, registry: Registry, checkpoint: Path) -> None:
         add_versions(registry, checkpoint, 3)
@@ -103,9 +103,9 @@ class TestResolve:
     def test_files_come_back(self, registry: Registry, checkpoint: Path) -> None:
         add_versions(registry, checkpoint, 1)
         registry.promote(FAMILY, 1, reason="first")
-        found = registry.resolve(FAMILY)
-        assert (found.model, found.version, found.alias) == (MODEL, 1, "champion")
-        assert {p.name: p.read_text() for p in found.checkpoint_dir.iterdir()} == {
+        resolved = registry.resolve(FAMILY)
+        assert (resolved.model, resolved.version, resolved.alias) == (MODEL, 1, "champion")
+        assert {p.name: p.read_text() for p in resolved.checkpoint_dir.iterdir()} == {
             p.name: p.read_text() for p in checkpoint.iterdir()
         }
 
@@ -117,9 +117,9 @@ class TestResolve:
         home.rename(moved)
         try:
             again = Registry(registry._settings.model_copy(update={"home": moved, "mlflow_uri": None}), DuckDBStore())
-            found = again.resolve("x86_64", ref=1).checkpoint_dir
-            assert found == moved / before.relative_to(home)
-            assert found.is_dir()
+            folder = again.resolve("x86_64", ref=1).checkpoint_dir
+            assert folder == moved / before.relative_to(home)
+            assert folder.is_dir()
         finally:
             moved.rename(home)
 
@@ -135,8 +135,8 @@ class TestResolve:
     @pytest.mark.parametrize("ref", [2, "2", "v2"])
     def test_by_number(self, registry: Registry, checkpoint: Path, ref: str | int) -> None:
         add_versions(registry, checkpoint, 2)
-        found = registry.resolve(FAMILY, "cpu0", ref)
-        assert (found.version, found.alias) == (2, None)
+        resolved = registry.resolve(FAMILY, "cpu0", ref)
+        assert (resolved.version, resolved.alias) == (2, None)
 
     def test_no_model_yet(self, registry: Registry) -> None:
         with pytest.raises(NotFoundError, match=f"{MODEL} has no version yet") as caught:

@@ -33,44 +33,44 @@ def problem(count: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def test_the_mean_is_that_of_the_joint_normal_distribution(seed: int, n: int) -> None:
     scores, hidden, y = problem(n + 5, seed)
     scale = Scale.of(scores, hidden)
-    found = Posterior.fit(scale, scores[:n], hidden[:n], y[:n])
+    posterior = Posterior.fit(scale, scores[:n], hidden[:n], y[:n])
     # Plain reference: the covariance of all programs written out, conditioned on the first n.
     z = scale.standardised(hidden)
-    cov = np.array([[np.exp(-((a - b) ** 2).sum() / (2 * found.length)) for b in z] for a in z]) * found.share
-    noisy = cov[:n, :n] + (1 - found.share) * np.eye(n)
-    base = found.gain * scores + found.offset
+    cov = np.array([[np.exp(-((a - b) ** 2).sum() / (2 * posterior.length)) for b in z] for a in z]) * posterior.share
+    noisy = cov[:n, :n] + (1 - posterior.share) * np.eye(n)
+    base = posterior.gain * scores + posterior.offset
     expected = base + cov[:, :n] @ np.linalg.solve(noisy, (y - base[:n])[:n] if n == len(y) else y[:n] - base[:n])
-    np.testing.assert_allclose(found.mean(scores, hidden), expected, atol=1e-6)
+    np.testing.assert_allclose(posterior.mean(scores, hidden), expected, atol=1e-6)
 
 
 def test_the_grid_s_choice_has_the_largest_likelihood() -> None:
     scores, hidden, y = problem(24, 3)
     scale = Scale.of(scores, hidden)
-    found = Posterior.fit(scale, scores, hidden, y)
+    posterior = Posterior.fit(scale, scores, hidden, y)
     z = scale.standardised(hidden)
 
     def likelihood(length: float, share: float, variance: float) -> float:
         cov = variance * (share * np.exp(-squared_distances(z, z) / (2 * length)) + (1 - share) * np.eye(24))
-        return float(multivariate_normal.logpdf(y, found.gain * scores + found.offset, cov))
+        return float(multivariate_normal.logpdf(y, posterior.gain * scores + posterior.offset, cov))
 
-    mine = likelihood(found.length, found.share, found.variance)
-    assert all(mine >= likelihood(found.length, share, found.variance) - 2.0 for share in (0.3, 0.6, 0.9))
-    assert mine > likelihood(0.25, 0.3, PRIOR_DEVIATION**2) or found.length == 0.25
+    mine = likelihood(posterior.length, posterior.share, posterior.variance)
+    assert all(mine >= likelihood(posterior.length, share, posterior.variance) - 2.0 for share in (0.3, 0.6, 0.9))
+    assert mine > likelihood(0.25, 0.3, PRIOR_DEVIATION**2) or posterior.length == 0.25
 
 
 def test_picks_are_the_exact_greedy_choice() -> None:
     scores, hidden, y = problem(40, 5)
     scale = Scale.of(scores, hidden)
-    found = Posterior.fit(scale, scores[:12], hidden[:12], y[:12])
+    posterior = Posterior.fit(scale, scores[:12], hidden[:12], y[:12])
     pool = np.arange(12, 40)
     z = scale.standardised(hidden)
-    mean = found.mean(scores[pool], hidden[pool])
+    mean = posterior.mean(scores[pool], hidden[pool])
 
     def deviation(program: int, known: Sequence[int]) -> float:
-        cov = found.share * np.exp(-squared_distances(z, z) / (2 * found.length))
-        inner = cov[np.ix_(known, known)] + (1 - found.share) * np.eye(len(known))
+        cov = posterior.share * np.exp(-squared_distances(z, z) / (2 * posterior.length))
+        inner = cov[np.ix_(known, known)] + (1 - posterior.share) * np.eye(len(known))
         cross = cov[program, list(known)]
-        return float(np.sqrt(found.variance * max(found.share - cross @ np.linalg.solve(inner, cross), 0.0)))
+        return float(np.sqrt(posterior.variance * max(posterior.share - cross @ np.linalg.solve(inner, cross), 0.0)))
 
     expected: list[int] = []
     for _ in range(6):
@@ -79,7 +79,7 @@ def test_picks_are_the_exact_greedy_choice() -> None:
             -np.inf if i in expected else mean[i] + 1.5 * deviation(int(pool[i]), known) for i in range(len(pool))
         ]
         expected.append(int(np.argmax(values)))
-    assert found.pick(scores[pool], hidden[pool], 6, 1.5) == expected
+    assert posterior.pick(scores[pool], hidden[pool], 6, 1.5) == expected
 
 
 def test_near_duplicates_are_not_picked_together_before_anything_was_measured() -> None:
@@ -92,8 +92,8 @@ def test_near_duplicates_are_not_picked_together_before_anything_was_measured() 
 
 def test_a_head_that_is_wrong_about_the_order_is_left_out_not_turned_round() -> None:
     scores, hidden, _ = problem(30, 1)
-    found = Posterior.fit(Scale.of(scores, hidden), scores, hidden, -3.0 * scores)
-    assert found.gain == 0.0 and np.isfinite(found.mean(scores, hidden)).all()
+    posterior = Posterior.fit(Scale.of(scores, hidden), scores, hidden, -3.0 * scores)
+    assert posterior.gain == 0.0 and np.isfinite(posterior.mean(scores, hidden)).all()
 
 
 class Model:
@@ -116,8 +116,8 @@ def rows(count: int, seed: int) -> np.ndarray:
 
 def latency_s(model: Model, programs: np.ndarray) -> np.ndarray:
     hidden = model(SKETCH, programs).hidden
-    found: np.ndarray = 2.0 ** (-0.2 * hidden[:, 0] + 0.3 * hidden[:, 1] - 10.0)
-    return found
+    seconds: np.ndarray = 2.0 ** (-0.2 * hidden[:, 0] + 0.3 * hidden[:, 1] - 10.0)
+    return seconds
 
 
 def measured(model: Model, programs: np.ndarray) -> list[Measured]:
@@ -148,14 +148,14 @@ def test_measurements_improve_the_order_of_programs_that_were_not_measured() -> 
 def test_another_version_is_learned_anew_from_the_same_measurements() -> None:
     first, second, new = Model(0), Model(1), rows(50, 3)
     task = adapted(first, 20)
-    one = task.scores(first, "1", SKETCH, new)
+    before = task.scores(first, "1", SKETCH, new)
     other = task.scores(second, "2", SKETCH, new)
     fresh = TaskAdaptation()
     fresh.prepare([(SKETCH, rows(200, 9))])
     fresh.observe(measured(first, rows(20, 1)))
     np.testing.assert_array_equal(other, fresh.scores(second, "2", SKETCH, new))
-    assert not np.allclose(one, other)
-    np.testing.assert_array_equal(one, task.scores(first, "1", SKETCH, new))
+    assert not np.allclose(before, other)
+    np.testing.assert_array_equal(before, task.scores(first, "1", SKETCH, new))
 
 
 def test_what_was_learned_is_kept_between_scores() -> None:
@@ -175,7 +175,7 @@ def test_a_long_run_is_learned_from_within_bounds_and_keeps_its_fastest() -> Non
         task.observe(programs[start : start + 50])
     kept = task._measured
     assert len(kept) <= MEMORY
-    assert min(kept, key=lambda one: one.latency_s) == min(programs, key=lambda one: one.latency_s)
+    assert min(kept, key=lambda program: program.latency_s) == min(programs, key=lambda program: program.latency_s)
     assert programs[-1] in kept
 
 

@@ -112,9 +112,9 @@ def test_what_an_older_version_proposed_is_not_measured_after_a_roll_back(
     original = ArraySearch.propose
 
     def propose(self: ArraySearch, workload: Workload, count: int, measured: AbstractSet[str]) -> Any:
-        found = original(self, workload, count, measured)
-        made.update({candidate.program.program_id: model.ref for candidate in found})
-        return found
+        candidates = original(self, workload, count, measured)
+        made.update({candidate.program.program_id: model.ref for candidate in candidates})
+        return candidates
 
     monkeypatch.setattr(ArraySearch, "propose", propose)
     report = start(store, small, model=model)

@@ -92,7 +92,7 @@ def by_sketch(candidates: Sequence[Candidate]) -> list[tuple[Sketch, IntArray]]:
     for candidate in candidates:
         rows.setdefault(candidate.sketch.sketch_id, []).append(candidate.program.decisions)
     sketches = {candidate.sketch.sketch_id: candidate.sketch for candidate in candidates}
-    return [(sketches[key], np.array(found)) for key, found in rows.items()]
+    return [(sketches[key], np.array(decisions)) for key, decisions in rows.items()]
 
 
 def bred(arrays: Arrays, seed: int, count: int = 16) -> IntArray:
@@ -108,15 +108,15 @@ def thread_tags(module: Any) -> set[str]:
     import tvm_ffi
     from tvm import tirx
 
-    found: set[str] = set()
+    tags: set[str] = set()
 
     def visit(loop: Any, visitor: Any) -> None:
         if loop.thread_binding is not None:
-            found.add(str(loop.thread_binding.thread_tag))
+            tags.add(str(loop.thread_binding.thread_tag))
         visitor.default_visit(loop)
 
     tvm_ffi.structural_visit(module["main"].body, [(tirx.For, visit)])
-    return found
+    return tags
 
 
 def check(space: DesignSpace, encoder: MetaScheduleEncoder, sketch: Sketch, row: Sequence[int]) -> None:
@@ -170,9 +170,9 @@ def shuffled(sketch: Sketch, examples: IntArray, rng: np.random.Generator, count
 
 
 def limits_of(sketch: Sketch, examples: IntArray) -> Limits:
-    found = find_limits(sketch, TARGET, examples, (2, 3, 7))
-    assert found is not None
-    return found
+    limits = find_limits(sketch, TARGET, examples, (2, 3, 7))
+    assert limits is not None
+    return limits
 
 
 @pytest.mark.parametrize("kind", TILED)
@@ -183,8 +183,8 @@ def test_repair_keeps_the_extents(drawn: Any, kind: str) -> None:
         rows = shuffled(sketch, examples, rng, 200)
         before = rows.copy()
         assert limits.repair(rows, rng).mean() > 0.95
-        held = limits.hold(before)
-        np.testing.assert_array_equal(rows[held], before[held])
+        valid = limits.hold(before)
+        np.testing.assert_array_equal(rows[valid], before[valid])
         for slot in parse_sketch(sketch.text)[1]:
             part, old = rows[:, slot.start : slot.stop], before[:, slot.start : slot.stop]
             np.testing.assert_array_equal(part.prod(axis=1), old.prod(axis=1))
@@ -206,9 +206,9 @@ def test_a_limit_that_an_example_breaks_is_left_out(drawn: Any) -> None:
     assert known.threads and known.shared
     small = find_limits(sketch, {**TARGET, "max_shared_memory_per_block": 64}, examples, (2,))
     assert small is not None and small.threads and not small.shared
-    one = examples[:1].copy()
-    one[:, list(known.threads[0].extent.columns)] = 1
-    assert not limits_of(sketch, one).threads
+    broken = examples[:1].copy()
+    broken[:, list(known.threads[0].extent.columns)] = 1
+    assert not limits_of(sketch, broken).threads
     assert find_limits(replace(sketch, context={}), TARGET, examples, (2,)).shared == ()  # type: ignore[union-attr]
 
 
@@ -249,11 +249,11 @@ def test_the_search_proposes_what_tvm_accepts(spaces: Spaces, monkeypatch: pytes
         search = ArraySearch(space, model, population=96, generations=3, seed=5)
         return ask(search, 6) + ask(search, 6), search
 
-    found, search = run()
-    ids = [candidate.program.program_id for candidate in found]
+    candidates, search = run()
+    ids = [candidate.program.program_id for candidate in candidates]
     assert len(set(ids)) == len(ids) == (4 if kind == "relu" else 12)
     assert search.counts.rejected == 0 and search.counts.corrected == 0
-    for candidate in found:
+    for candidate in candidates:
         check(space, encoder, candidate.sketch, candidate.program.decisions)
     if kind == "softmax":  # the same again costs the drawing of examples
         assert [candidate.program.program_id for candidate in run()[0]] == ids
@@ -298,9 +298,9 @@ def test_tensor_cores(spaces: Spaces) -> None:
     encoder = MetaScheduleEncoder(words, version=GPU_ENCODER_VERSION)
     assert any("warp_execution" in sketch.text for sketch in space.sketches)
     search = ArraySearch(space, score_with(untrained(encoder), encoder), population=64, generations=2, seed=1)
-    found = ask(search, 4)
-    assert len(found) == 4
-    for candidate in found:
+    candidates = ask(search, 4)
+    assert len(candidates) == 4
+    for candidate in candidates:
         built = space.build(candidate.sketch, candidate.program.decisions)
         assert built is not None and "threadIdx.y" in thread_tags(built.module)
 

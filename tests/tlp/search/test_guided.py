@@ -95,9 +95,9 @@ def test_what_relatives_measured_comes_first(store: DuckDBStore) -> None:
     (workload, *_) = workloads()
     shared = store.measured_program_ids("cpu0", workload.workload_id)
     sampler, _ = select(store, "cpu1", ["cpu0"], 64)
-    found = {c.program.program_id for c in sampler.propose(workload, 6, set())}
-    assert len(found) == 6
-    assert found <= shared
+    proposed = {c.program.program_id for c in sampler.propose(workload, 6, set())}
+    assert len(proposed) == 6
+    assert proposed <= shared
     more = sampler.propose(workload, 6, shared)  # there is nothing left to share
     assert len(more) == 6
     assert not {c.program.program_id for c in more} & shared
@@ -115,14 +115,14 @@ def test_the_guide_is_trained_as_samples_come_in(store: DuckDBStore) -> None:
 
 def test_a_search_finds_what_the_model_likes(store: DuckDBStore) -> None:
     (workload, *_) = workloads()
-    found = likely_fast(by_last, TARGET, 1, random_share=0.0).propose(workload, 6, set())
+    guided = likely_fast(by_last, TARGET, 1, random_share=0.0).propose(workload, 6, set())
     drawn = random_programs(TARGET, 1).propose(workload, 32, set())
 
     def liked(candidates: list) -> float:
         return float(np.mean([by_last(c.sketch, np.array([c.program.decisions]))[0] for c in candidates]))
 
-    assert len({c.program.program_id for c in found}) == 6
-    assert liked(found) > liked(drawn)
+    assert len({c.program.program_id for c in guided}) == 6
+    assert liked(guided) > liked(drawn)
 
 
 def test_a_tiny_space_ends(store: DuckDBStore) -> None:

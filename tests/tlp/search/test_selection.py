@@ -47,10 +47,10 @@ def test_what_is_chosen_differs_and_repeats_with_the_seed(n: int, count: int, kn
         chosen = choose(points, count, known=old, scores=scores, uncertainty=doubt, rng=np.random.default_rng(seed))
         return chosen.tolist()
 
-    found = once()
-    assert len(found) == len(set(found)) == min(n, count)
-    assert all(0 <= i < n for i in found)
-    assert found == once()
+    indices = once()
+    assert len(indices) == len(set(indices)) == min(n, count)
+    assert all(0 <= i < n for i in indices)
+    assert indices == once()
 
 
 def test_the_farthest_from_what_is_known_comes_first() -> None:
@@ -77,10 +77,10 @@ def test_promise_uncertainty_and_crowds_count() -> None:
 @pytest.mark.parametrize(("share", "best"), [(0.0, 8), (1.0, 0)])
 def test_a_share_is_left_to_chance(share: float, best: int) -> None:
     scores = np.arange(100.0)
-    found = choose_best(scores, 8, share, np.random.default_rng(1))
-    assert len(set(found.tolist())) == 8
-    assert (found >= 92).sum() >= best
-    assert share == 0.0 or (found < 92).any()
+    indices = choose_best(scores, 8, share, np.random.default_rng(1))
+    assert len(set(indices.tolist())) == 8
+    assert (indices >= 92).sum() >= best
+    assert share == 0.0 or (indices < 92).any()
 
 
 def test_numbers_that_never_vary_do_not_count() -> None:

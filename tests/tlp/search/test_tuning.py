@@ -211,16 +211,16 @@ def test_bad_input(store: DuckDBStore, small: Settings) -> None:
 def test_a_device_is_tuned_by_one_run_at_a_time(store: DuckDBStore, small: Settings) -> None:
     import threading
 
-    held, release = threading.Event(), threading.Event()
+    has_lock, release = threading.Event(), threading.Event()
 
     def hold() -> None:
         with device_lock(small, "a"):
-            held.set()
+            has_lock.set()
             release.wait(30)
 
     other = threading.Thread(target=hold)
     other.start()
-    held.wait(30)
+    has_lock.wait(30)
     try:
         with pytest.raises(BusyError):
             start(store, small)

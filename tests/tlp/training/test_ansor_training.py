@@ -180,9 +180,9 @@ def test_the_whole_step_with_a_real_registry(ansor: DuckDBStore, mlflow_settings
     (version,) = registry.list_versions(model_key("x86_64", ANSOR))
     assert version.tags["devices"] == "logged" and registry.list_versions("x86_64") == []
     assert "no held-out task" not in report["reason"]  # the gate had programs to judge by
-    found = evaluate_version(fleet_of(settings, ansor), ref="1")
-    assert set(found["devices"]) == {"logged"} and set(found["devices"]["logged"]) == {"random", "mtl-tlp"}
-    assert set(found["skipped"]) == {"ansor-cuda", "x86_64"}
+    judged = evaluate_version(fleet_of(settings, ansor), ref="1")
+    assert set(judged["devices"]) == {"logged"} and set(judged["devices"]["logged"]) == {"random", "mtl-tlp"}
+    assert set(judged["skipped"]) == {"ansor-cuda", "x86_64"}
     for ref in ("champion", "1"):
         if ref == "champion" and report["promoted"]:
             assert registry.resolve(model_key("x86_64", ANSOR)).version == 1

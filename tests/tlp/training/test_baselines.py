@@ -45,11 +45,11 @@ def groups(real: DuckDBStore) -> list[Group]:
 def test_they_are_trained_on_what_mtl_tlp_is_trained_on(real: DuckDBStore, groups: list[Group]) -> None:
     dataset = build_dataset(real, [small_fleet.DEVICE])
     assert tuple(group.workload_id for group in groups) == dataset.workload_ids
-    held = held_out_groups(
+    held_out = held_out_groups(
         real, small_fleet.DEVICE, watermark=real.watermark(), held_out=choose_holdout(real).workload_ids
     )
-    assert {g.workload_id for g in held} == choose_holdout(real).workload_ids
-    for group in (*groups, *held):
+    assert {g.workload_id for g in held_out} == choose_holdout(real).workload_ids
+    for group in (*groups, *held_out):
         assert list(group.latency_s) == pytest.approx([small_fleet.latency_s(d) for _, d in group.programs])
     assert training_groups(real, small_fleet.DEVICE, watermark=0, held_out=frozenset()) == []
     assert held_out_groups(real, small_fleet.DEVICE, watermark=0, held_out=frozenset()) == []
@@ -166,14 +166,14 @@ def test_what_tvm_cannot_replay_is_left_out(
 
 
 def test_programs_can_be_kept_from_every_predictor(real: DuckDBStore) -> None:
-    held = held_out_groups(
+    held_out = held_out_groups(
         real, small_fleet.DEVICE, watermark=real.watermark(), held_out=choose_holdout(real).workload_ids
     )
-    best = {group.program_ids[int(group.latency_s.argmin())] for group in held}
+    best = {group.program_ids[int(group.latency_s.argmin())] for group in held_out}
     report = evaluate(real, [small_fleet.DEVICE], {}, exclude=best)
     for task in report.devices[small_fleet.DEVICE]["random"].tasks:
-        group = next(g for g in held if g.workload_id == task.workload_id)
+        group = next(g for g in held_out if g.workload_id == task.workload_id)
         assert task.programs == len(group.programs) - 1
         assert task.min_latency_s == np.sort(group.latency_s)[1]
-    everything = {i for group in held for i in group.program_ids}
+    everything = {i for group in held_out for i in group.program_ids}
     assert evaluate(real, [small_fleet.DEVICE], {}, exclude=everything).devices == {}

@@ -38,10 +38,10 @@ def lines(tmp_path_factory: pytest.TempPathFactory, mlflow_template: Path) -> li
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [line["place"] for line in found] == list(_faults.PLACES)
-    assert all(line["started"] == 0 for line in found), done.stderr
-    return found
+    started = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["place"] for line in started] == list(_faults.PLACES)
+    assert all(line["started"] == 0 for line in started), done.stderr
+    return started
 
 
 def test_every_place_is_reached(lines: list[dict[str, Any]]) -> None:

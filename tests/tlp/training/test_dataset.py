@@ -79,9 +79,9 @@ def test_programs_stand_once_for_every_number_of_cores() -> None:
 
 
 def test_held_out_networks_are_not_in_it(store: DuckDBStore, dataset: Dataset) -> None:
-    held = {task.workload_id for task in store.get_network("held").tasks}
-    assert held and not held & set(dataset.workload_ids)
-    assert dataset.holdout.networks == ("held",) and dataset.holdout.workload_ids == held
+    held_out = {task.workload_id for task in store.get_network("held").tasks}
+    assert held_out and not held_out & set(dataset.workload_ids)
+    assert dataset.holdout.networks == ("held",) and dataset.holdout.workload_ids == held_out
 
 
 def test_a_workload_shared_with_a_held_out_network_is_excluded() -> None:
@@ -95,23 +95,23 @@ def test_a_workload_shared_with_a_held_out_network_is_excluded() -> None:
 def test_without_held_out_networks_a_tenth_of_the_workloads_is() -> None:
     store = DuckDBStore()
     fill_store(store, holdout=(), workloads_per_network=20, programs=3)
-    held = choose_holdout(store)
-    assert held.networks == () and 1 <= len(held.workload_ids) <= 15
-    assert held == choose_holdout(store)
-    assert not held.workload_ids & set(build_dataset(store, DEVICES).workload_ids)
+    holdout = choose_holdout(store)
+    assert holdout.networks == () and 1 <= len(holdout.workload_ids) <= 15
+    assert holdout == choose_holdout(store)
+    assert not holdout.workload_ids & set(build_dataset(store, DEVICES).workload_ids)
 
 
 def test_order_of_arrival_does_not_matter() -> None:
     """Two stores with the same rows, committed in another order, give the same arrays."""
-    one, two = DuckDBStore(), DuckDBStore()
-    fill_store(one, networks=("a", "b", "held"))
+    first, two = DuckDBStore(), DuckDBStore()
+    fill_store(first, networks=("a", "b", "held"))
     fill_store(two, networks=(), devices=DEVICES)
     for network in ("held", "b", "a"):
-        source = one.get_network(network)
-        two.add_network(source, one.get_workloads([task.workload_id for task in source.tasks]))
+        source = first.get_network(network)
+        two.add_network(source, first.get_workloads([task.workload_id for task in source.tasks]))
     run = two.start_run(RunKind.IMPORT, device=None, params={}, owner={})
-    sketches = {s.sketch_id: s for s in one.get_sketches()}
-    for i, row in enumerate(one.samples().sort("latency_s").iter_rows(named=True)):
+    sketches = {s.sketch_id: s for s in first.get_sketches()}
+    for i, row in enumerate(first.samples().sort("latency_s").iter_rows(named=True)):
         sketch = sketches[row["sketch_id"]]
         program = Program.make(sketch, row["decisions"])
         seconds = row["latency_s"]
@@ -119,7 +119,7 @@ def test_order_of_arrival_does_not_matter() -> None:
             f"m{i}", program.program_id, row["device"], run, AT, MeasurementState.OK, (seconds,), seconds
         )
         two.add_measurements(MeasurementBatch([sketch], [program], [measured]))
-    a, b = (build_dataset(s, DEVICES) for s in (one, two))
+    a, b = (build_dataset(s, DEVICES) for s in (first, two))
     np.testing.assert_array_equal(a.labels, b.labels)
     np.testing.assert_array_equal(a.decisions, b.decisions)
     assert (a.workload_ids, a.vocabulary) == (b.workload_ids, b.vocabulary)

@@ -196,11 +196,11 @@ def test_a_plot_that_cannot_be_written_is_refused_before_anything_is_evaluated(
 
 def test_programs_tvm_cannot_replay_count_for_nobody(home: Settings) -> None:
     store = open_home(home)
-    held = store.get_network("held").tasks[0].workload_id
-    known = store.samples(devices=[small_fleet.DEVICE], workload_ids=[held])
+    workload_id = store.get_network("held").tasks[0].workload_id
+    known = store.samples(devices=[small_fleet.DEVICE], workload_ids=[workload_id])
     good = store.get_sketches([known["sketch_id"][0]])[0]
     text = good.instructions_json.replace("T_matmul_NT", "gone")
-    sketch = Sketch.make(held, good.language, text, good.decision_width)
+    sketch = Sketch.make(workload_id, good.language, text, good.decision_width)
     program = Program.make(sketch, known["decisions"][0])
     started = store.start_run(RunKind.IMPORT, device=None, params={}, owner={})
     # The fastest of all: whoever could pick it would score otherwise.

@@ -76,7 +76,7 @@ def of(*results: Sequence[TaskResult]) -> dict[str, PredictorResult]:
     """Candidate, champion and, if given, an earlier one; random choice is poor."""
     named = dict(zip((CANDIDATE, CHAMPION, "version 1"), map(tuple, results), strict=False))
     chance = tuple(replace(task, choice_s=(task.min_latency_s, 4 * task.min_latency_s)) for task in results[0])
-    return {RANDOM: PredictorResult(chance)} | {name: PredictorResult(found) for name, found in named.items()}
+    return {RANDOM: PredictorResult(chance)} | {name: PredictorResult(own) for name, own in named.items()}
 
 
 def spread(mean: float, seed: int, count: int = 34) -> list[float]:
@@ -153,9 +153,9 @@ def test_two_tasks_ten_times_slower_stop_it_however_little_they_weigh(asking: Se
     heavy, slow = tasks([1.2] * 32, weight=100), tasks([12.0] * 2, "small")
     champion = (*heavy, *tasks([1.2] * 2, "small"))
     one_network = [tuple(replace(t, network="n") for t in side) for side in ((*heavy, *slow), champion)]
-    found = EvaluationReport({"d": of(*one_network)}, 1)
-    assert all(c.difference > -0.01 for c in judge(found, asking, trained="d").comparisons)
-    verdict = judge(found, asking, trained="d")
+    report = EvaluationReport({"d": of(*one_network)}, 1)
+    assert all(c.difference > -0.01 for c in judge(report, asking, trained="d").comparisons)
+    verdict = judge(report, asking, trained="d")
     assert verdict.verdict is Verdict.WORSE
     assert "d: 2 of 34 tasks over 2x slower than with the champion: " in verdict.reasons[0]
     assert "of n 10.0x" in verdict.reasons[0]
@@ -163,18 +163,18 @@ def test_two_tasks_ten_times_slower_stop_it_however_little_they_weigh(asking: Se
 
 def test_a_network_cannot_hide_behind_a_larger_one(asking: Settings) -> None:
     big = tasks(spread(1.2, 0, 26), "big", weight=1000)
-    found = EvaluationReport({"d": of((*big, *tasks([1.6] * 8, "small")), (*big, *tasks([1.2] * 8, "small")))}, 1)
-    verdict = judge(found, asking, trained="d")
+    report = EvaluationReport({"d": of((*big, *tasks([1.6] * 8, "small")), (*big, *tasks([1.2] * 8, "small")))}, 1)
+    verdict = judge(report, asking, trained="d")
     assert verdict.verdict is Verdict.WORSE and "choice, mean of networks" in verdict.reasons[0]
 
 
 def test_small_losses_do_not_add_up(asking: Settings) -> None:
     """Each step loses less than the margin; the second is compared with where the first began."""
     steps = [tasks(spread(mean, 0)) for mean in (1.29, 1.25, 1.21)]
-    found = EvaluationReport({"d": of(*steps)}, 1)
-    assert judge(found, asking, trained="d").passed
+    report = EvaluationReport({"d": of(*steps)}, 1)
+    assert judge(report, asking, trained="d").passed
     assert judge(EvaluationReport({"d": of(*steps[1:])}, 1), asking, trained="d").passed
-    verdict = judge(found, asking, trained="d", references=[CHAMPION, "version 1"])
+    verdict = judge(report, asking, trained="d", references=[CHAMPION, "version 1"])
     assert verdict.verdict is Verdict.WORSE
     assert all("version 1" in reason for reason in verdict.reasons)
 
@@ -182,8 +182,8 @@ def test_small_losses_do_not_add_up(asking: Settings) -> None:
 def test_what_cannot_be_told_is_not_called_worse(asking: Settings) -> None:
     """Tasks that go either way: as good on average, by few tasks."""
     noisy = np.random.default_rng(3).uniform(1.0, 1.9, 20)
-    found = EvaluationReport({"d": of(tasks(noisy), tasks(noisy[::-1]))}, 1)
-    verdict = judge(found, asking, trained="d", remedies={"d": "tlp network add resnet_50 --builtin resnet_50"})
+    report = EvaluationReport({"d": of(tasks(noisy), tasks(noisy[::-1]))}, 1)
+    verdict = judge(report, asking, trained="d", remedies={"d": "tlp network add resnet_50 --builtin resnet_50"})
     assert (verdict.verdict, verdict.lacking) == (Verdict.NOT_ENOUGH_EVIDENCE, ())
     assert "could be" in verdict.reasons[0] and "0.04 is allowed" in verdict.reasons[0]
     assert verdict.reasons[0].endswith(": tlp network add resnet_50 --builtin resnet_50")
@@ -193,11 +193,11 @@ def test_a_third_device_with_too_few_programs_does_not_make_it_worse(asking: Set
     """A full training after one of two epochs: much better where there is evidence, unclear where there is none."""
     better, before = tasks(spread(1.2, 0)), tasks(spread(1.6, 1))
     unlucky = of(tasks(spread(1.5, 2, 21), programs=8), tasks(spread(1.2, 3, 21), programs=8))
-    found = EvaluationReport({"a": of(better, before), "b": of(better, before), "c": unlucky}, 1)
-    verdict = judge(found, asking, trained="a", required=["b", "c"], remedies={"c": "tlp measure c"})
+    report = EvaluationReport({"a": of(better, before), "b": of(better, before), "c": unlucky}, 1)
+    verdict = judge(report, asking, trained="a", required=["b", "c"], remedies={"c": "tlp measure c"})
     assert (verdict.verdict, verdict.lacking) == (Verdict.NOT_ENOUGH_EVIDENCE, ("c",))
     assert verdict.reasons == ("c: 0 of 20 held-out tasks have 16 measured programs: tlp measure c",)
-    verdict = judge(found, asking, trained="a", required=["b"])  # nobody can measure on it
+    verdict = judge(report, asking, trained="a", required=["b"])  # nobody can measure on it
     assert verdict.passed and "c: not judged, 0 of 20 held-out tasks have 16 measured programs" in verdict.reasons
 
 
@@ -224,6 +224,6 @@ def test_a_device_that_cannot_be_judged_stops_it(asking: Settings) -> None:
 
 def test_scores_that_are_no_ranking_stop_it(asking: Settings) -> None:
     same = tasks(spread(1.2, 0))
-    found = EvaluationReport({"d": of(same, same)}, 1)
-    verdict = judge(found, asking, trained="d", defects={"d": "3 of 9 scores are not finite"})
+    report = EvaluationReport({"d": of(same, same)}, 1)
+    verdict = judge(report, asking, trained="d", defects={"d": "3 of 9 scores are not finite"})
     assert verdict.verdict is Verdict.WORSE and "so it cannot rank" in verdict.reasons[0]

@@ -61,8 +61,8 @@ def test_the_same_seed_grows_the_same_rows() -> None:
     for store in stores:
         import_parquet(store, Path(tlp.__file__).parent / "data" / "starter")
         Growth(store, DEVICES[:1], seed=5).add(300)
-    one, two = (s.samples(after=28_896).select("program_id", "latency_s", "measurement_id") for s in stores)
-    assert one.equals(two) and one.height == 300
+    first, two = (s.samples(after=28_896).select("program_id", "latency_s", "measurement_id") for s in stores)
+    assert first.equals(two) and first.height == 300
 
 
 def test_latencies_follow_from_the_decisions() -> None:

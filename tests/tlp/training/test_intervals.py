@@ -13,14 +13,14 @@ SECONDS = st.floats(1e-6, 1.0)
 
 @st.composite
 def tasks(draw: st.DrawFn, count: int | None = None) -> list[TaskResult]:
-    found = []
+    results = []
     for index in range(count or draw(st.integers(1, 6))):
         chosen = np.minimum.accumulate(draw(st.lists(SECONDS, min_size=MAX_K, max_size=MAX_K)))
         fastest = float(chosen[-1]) * draw(st.floats(0.1, 1.0))
         network = draw(st.sampled_from(["a", "b"]))
         weight = draw(st.integers(1, 9))
-        found.append(TaskResult(network, f"w{index}", weight, 20, fastest, tuple(map(float, chosen))))
-    return found
+        results.append(TaskResult(network, f"w{index}", weight, 20, fastest, tuple(map(float, chosen))))
+    return results
 
 
 @st.composite
@@ -43,11 +43,11 @@ def pairs(draw: st.DrawFn) -> tuple[PredictorResult, PredictorResult]:
 
 def slowly(result: PredictorResult, counts: np.ndarray, k: int) -> list[float]:
     """Top-k of each resample: the tasks drawn, laid out one by one, put into the formula of the paper."""
-    found = []
+    tops = []
     for row in counts:
         drawn = [task for task, times in zip(result.tasks, row, strict=True) for _ in range(int(times))]
-        found.append(PredictorResult(tuple(drawn)).top(k))
-    return found
+        tops.append(PredictorResult(tuple(drawn)).top(k))
+    return tops
 
 
 @settings(deadline=None)  # a busy machine is slow now and then
@@ -81,8 +81,8 @@ def test_what_holds_for_any_interval(pair: tuple[PredictorResult, PredictorResul
 
 @settings(deadline=None)  # a busy machine is slow now and then
 @given(tasks(count=1))
-def test_one_task_has_no_spread(one: list[TaskResult]) -> None:
-    result = PredictorResult(tuple(one))
+def test_one_task_has_no_spread(single: list[TaskResult]) -> None:
+    result = PredictorResult(tuple(single))
     assert resample(result, resamples=20).interval(1) == pytest.approx((result.top(1), result.top(1)))
 
 
@@ -97,17 +97,17 @@ def test_a_network_is_resampled_on_its_own_tasks() -> None:
 def test_json_keeps_its_keys_and_says_who_is_ahead() -> None:
     task = TaskResult("a", "w", 1, 9, 1.0, (2.0,) * MAX_K)
     perfect = TaskResult("a", "w", 1, 9, 1.0, (1.0,) * MAX_K)
-    found = with_intervals(
+    shown = with_intervals(
         {"random": PredictorResult((task,)), "mtl-tlp": PredictorResult((perfect,))}, reference="mtl-tlp"
     )
-    assert found["mtl-tlp"]["ahead"] is None
-    assert found["random"]["ahead"] == {
+    assert shown["mtl-tlp"]["ahead"] is None
+    assert shown["random"]["ahead"] == {
         "top1": 0.5,
         "top5": 0.5,
         "top1_interval": [0.5, 0.5],
         "top5_interval": [0.5, 0.5],
     }
-    entry = found["random"]
+    entry = shown["random"]
     assert entry["macro"] == {"top1": 0.5, "top5": 0.5, "choice": 0.5}
     assert entry["networks"]["a"] == {
         "top1": 0.5,
@@ -124,15 +124,15 @@ def test_the_interval_covers_what_it_says() -> None:
     rng = np.random.default_rng(0)
     population = rng.uniform(0.2, 1.0, 4000)
     truth = 1.0 / np.mean(1.0 / population)
-    held = 0
+    covered = 0
     for index in range(200):
         ratios = rng.choice(population, 40)
         result = PredictorResult(
             tuple(TaskResult("a", str(i), 1, 9, 1.0, (1.0 / r,) * MAX_K) for i, r in enumerate(ratios))
         )
         low, high = resample(result, resamples=300, seed=index).interval(1)
-        held += low <= truth <= high
-    assert 0.88 <= held / 200 <= 0.99
+        covered += low <= truth <= high
+    assert 0.88 <= covered / 200 <= 0.99
 
 
 def test_bands_of_all_k_are_the_intervals() -> None:

@@ -71,21 +71,21 @@ def drift(model: Checkpoint, parent: Checkpoint, dataset: Dataset, device: str) 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_same_snapshot_and_seed_same_weights_bit_for_bit(grown: Dataset, parent: Checkpoint, name: str) -> None:
-    one, two = (make_strategy(name, device=NEW).train(grown, OPTIONS, parent=parent) for _ in range(2))
-    assert all(torch.equal(one.state[key], two.state[key]) for key in one.state)
+    first, two = (make_strategy(name, device=NEW).train(grown, OPTIONS, parent=parent) for _ in range(2))
+    assert all(torch.equal(first.state[key], two.state[key]) for key in first.state)
     other = make_strategy(name, device=NEW).train(grown, dataclasses.replace(OPTIONS, seed=4), parent=parent)
-    assert not torch.equal(one.state["input.weight"], other.state["input.weight"])
-    assert one.manifest.strategy == name and one.heads == (*OLD, NEW)
+    assert not torch.equal(first.state["input.weight"], other.state["input.weight"])
+    assert first.manifest.strategy == name and first.heads == (*OLD, NEW)
 
 
 @pytest.mark.parametrize("name", ["fine-tune", "distill"])
 def test_other_devices_samples_are_not_read(grown: Dataset, parent: Checkpoint, name: str) -> None:
     # all heads start as they do with the true labels: what the nearest is was decided by the parent's two heads' levels
-    one = IncrementalStrategy(name).train(grown, OPTIONS, parent=parent)
+    first = IncrementalStrategy(name).train(grown, OPTIONS, parent=parent)
     two = IncrementalStrategy(name).train(spoiled(grown, OLD), OPTIONS, parent=parent)
-    assert all(torch.equal(one.state[key], two.state[key]) for key in one.state)
+    assert all(torch.equal(first.state[key], two.state[key]) for key in first.state)
     column = grown.device_names.index(NEW)
-    assert one.manifest.metrics["labels"] == np.count_nonzero(~np.isnan(grown.labels[:, column]))
+    assert first.manifest.metrics["labels"] == np.count_nonzero(~np.isnan(grown.labels[:, column]))
 
 
 def recipe_of(name: str) -> Recipe:
@@ -116,13 +116,13 @@ def test_distillation_keeps_what_fine_tuning_loses(grown: Dataset, parent: Check
 
 def test_a_joint_training_of_some_tasks_keeps_the_other_heads(grown: Dataset, parent: Checkpoint) -> None:
     tasks = (OLD[1], NEW)
-    one = JointStrategy(tasks).train(grown, OPTIONS, parent=parent)
+    first = JointStrategy(tasks).train(grown, OPTIONS, parent=parent)
     two = JointStrategy(tasks).train(spoiled(grown, OLD[:1]), OPTIONS, parent=parent)
-    assert one.heads == (*OLD, NEW)
-    assert all(torch.equal(one.state[key], two.state[key]) for key in one.state)  # its samples are not read
+    assert first.heads == (*OLD, NEW)
+    assert all(torch.equal(first.state[key], two.state[key]) for key in first.state)  # its samples are not read
     # what was not learned from is not called learned: its new samples still make a training due
-    assert one.manifest.learned_until(OLD[0]) == 7
-    assert one.manifest.learned_until(OLD[1]) == one.manifest.learned_until(NEW) == grown.watermark
+    assert first.manifest.learned_until(OLD[0]) == 7
+    assert first.manifest.learned_until(OLD[1]) == first.manifest.learned_until(NEW) == grown.watermark
 
 
 def test_without_a_parent_every_strategy_is_the_joint_training(grown: Dataset) -> None:

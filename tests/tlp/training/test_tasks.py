@@ -117,8 +117,8 @@ def test_a_fall_of_the_live_accuracy_makes_a_training_due(quick: Settings) -> No
     champion = manifest("x86-64-v2", watermark=store.watermark())
 
     def due(version: int | None) -> str | None:
-        found = decide(fleet_of(settings, store), "x86-64-v2", champion, champion_version=version)
-        return found.reason if found.train else None
+        decision = decide(fleet_of(settings, store), "x86-64-v2", champion, champion_version=version)
+        return decision.reason if decision.train else None
 
     rounds(store, [0.8] * 8)
     assert due(3) is None  # nothing to compare with yet

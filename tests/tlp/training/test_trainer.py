@@ -24,17 +24,17 @@ OPTIONS = TrainOptions(epochs=6, batch_lists=2, learning_rate=3e-3, seed=3, thre
 
 
 def test_the_same_seed_gives_the_same_weights_bit_for_bit(dataset: Dataset) -> None:
-    one, two = (JointStrategy().train(dataset, OPTIONS, config=SMALL) for _ in range(2))
-    assert all(torch.equal(one.state[key], two.state[key]) for key in one.state)
+    first, two = (JointStrategy().train(dataset, OPTIONS, config=SMALL) for _ in range(2))
+    assert all(torch.equal(first.state[key], two.state[key]) for key in first.state)
     other = JointStrategy().train(dataset, dataclasses.replace(OPTIONS, seed=4), config=SMALL)
-    assert not torch.equal(one.state["input.weight"], other.state["input.weight"])
+    assert not torch.equal(first.state["input.weight"], other.state["input.weight"])
 
 
 def test_two_threads_share_a_step_out_and_give_the_same_weights_bit_for_bit(dataset: Dataset) -> None:
     before = torch.get_num_threads()
     options = dataclasses.replace(OPTIONS, threads=2, batch_lists=3)
-    one, two = (JointStrategy().train(dataset, options, config=SMALL) for _ in range(2))
-    assert all(torch.equal(one.state[key], two.state[key]) for key in one.state)
+    first, two = (JointStrategy().train(dataset, options, config=SMALL) for _ in range(2))
+    assert all(torch.equal(first.state[key], two.state[key]) for key in first.state)
     torch.set_num_threads(before)
 
 
@@ -160,8 +160,8 @@ def test_setting_a_device_is_all_it_takes(dataset: Dataset, torch_device: str, m
     """Features held on the device and streamed to it; the result lies in main memory and scores on either."""
     options = dataclasses.replace(OPTIONS, torch_device=torch_device)
     watching = dataclasses.replace(dataset, validation=(0,))
-    for held in (trainer.FEATURE_CACHE_BYTES, 0):
-        monkeypatch.setattr(trainer, "FEATURE_CACHE_BYTES", held)
+    for num_bytes in (trainer.FEATURE_CACHE_BYTES, 0):
+        monkeypatch.setattr(trainer, "FEATURE_CACHE_BYTES", num_bytes)
         made = JointStrategy().train(watching, options, config=SMALL)
         assert made.manifest.curves["train_loss"][-1] < made.manifest.curves["train_loss"][0]
         assert {str(value.device) for value in made.state.values()} == {"cpu"}
@@ -184,17 +184,17 @@ def test_dropout_draws_from_its_own_numbers() -> None:
     dropout = torch.nn.Dropout(0.1)
     state = torch.get_rng_state()
     with OwnDropout(7):
-        one = dropout(x)
+        dropped_out = dropout(x)
         other = dropout(x)
     with OwnDropout(7):
         again = dropout(x)
         assert dropout.eval()(x) is x and torch.nn.Dropout(0.0)(x) is x
-    assert torch.equal(one, again) and not torch.equal(one, other)
+    assert torch.equal(dropped_out, again) and not torch.equal(dropped_out, other)
     assert torch.equal(state, torch.get_rng_state()), "the process's generator is left alone"
-    dropped = one == 0
+    dropped = dropped_out == 0
     assert float(dropped.float().mean()) == pytest.approx(0.1, abs=0.01)
-    torch.testing.assert_close(one[~dropped], x[~dropped] / 0.9)
-    one.sum().backward()
+    torch.testing.assert_close(dropped_out[~dropped], x[~dropped] / 0.9)
+    dropped_out.sum().backward()
     assert x.grad is not None
     torch.testing.assert_close(x.grad, (~dropped).float() / 0.9)
 

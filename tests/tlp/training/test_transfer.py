@@ -29,12 +29,12 @@ def fleet() -> DuckDBStore:
     small_fleet.fill(store, programs=PROGRAMS)
     store.add_device(small_fleet.device("near", target=TARGET | {"mcpu": "x86-64-v4"}), "for a test")
     run = store.start_run(RunKind.IMPORT, device=None, params={}, owner={})
-    held = {workload(name).workload_id for name in small_fleet.HELD}
+    held_out = {workload(name).workload_id for name in small_fleet.HELD}
     rows = []
     for of, program, decisions in (
         store.samples(devices=["small"]).select("workload_id", "program_id", "decisions").iter_rows()
     ):
-        if of not in held:
+        if of not in held_out:
             seconds = latency_s(decisions) * other(decisions)
             state, key = MeasurementState.OK, stable_id("near", program)
             rows.append(Measurement(key, program, "near", run, small_fleet.AT, state, (seconds,), seconds))
@@ -152,8 +152,8 @@ def test_two_doublings_in_a_row_have_to_bring_nothing(
 ) -> None:
     monkeypatch.setattr(saturation, "START", 16)
     monkeypatch.setattr(saturation, "MIN_WORKLOADS", 3)
-    found = [np.full(len(small_fleet.TRAINED), value) for value in curve]
-    monkeypatch.setattr(saturation, "_top1", lambda *_: found.pop(0))
+    curves = [np.full(len(small_fleet.TRAINED), value) for value in curve]
+    monkeypatch.setattr(saturation, "_top1", lambda *_: curves.pop(0))
     verdict = saturation.judge(fleet, "small")
     assert (verdict.enough, verdict.reason.endswith(words)) == (enough, True), verdict.reason
 
