@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from storage import Device, DeviceState, ImportReport, MeasurementStore, RunKind, export_parquet, import_parquet
+from storage import Device, DeviceState, ImportReport, MeasurementStore, export_parquet, import_parquet
 from storage.names import validate_name
 from tlp.core.errors import NotFoundError
 from tlp.core.fleet import Fleet
@@ -18,7 +18,6 @@ from tlp.exchange.ansor import importing as ansor
 from tlp.exchange.metaschedule import exporting, records
 from tlp.exchange.metaschedule import importing as metaschedule
 from tlp.fleet.counts import DATASET
-from tlp.fleet.runs import open_run
 from tlp.programs import targets
 
 
@@ -45,11 +44,7 @@ def import_ansor(fleet: Fleet, path: Path, *, device: str, target: str | None) -
 def import_folder(store: MeasurementStore, path: Path) -> dict[str, Any]:
     """Import what `tlp export parquet` wrote. Raises NotFoundError, and what `storage.import_parquet` raises."""
     _require_path(path)
-    with open_run(store, RunKind.IMPORT, params={"folder": str(path)}) as run:
-        report = import_parquet(store, path, run_id=run.run_id)
-        run.result = report.counts()
-        run.reason = f"{report.stored} of {report.read} measurements were new"
-    return _to_json(report)
+    return _to_json(import_parquet(store, path))
 
 
 def export_folder(store: MeasurementStore, path: Path, *, device: str | None) -> dict[str, Any]:

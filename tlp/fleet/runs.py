@@ -68,7 +68,7 @@ def open_run(
     with _sigterm_as_exception(), _sign_of_life(store, run.run_id):
         try:
             with held_signals():  # struck here, the row is closed or was never there
-                owner = processes.identity()
+                owner = processes.identity() | {"locks": store.folder is not None}
                 store.start_run(kind, device=device, params=dict(params or {}), owner=owner, run_id=run.run_id)
                 opened = True
             yield run
@@ -141,7 +141,7 @@ def is_dead(store: MeasurementStore, run: Run) -> bool:
         return not held
     if processes.find(run.owner) is not None:
         return False
-    if "boot_id" in run.owner or processes.is_gone(run.owner):
+    if run.owner.get("locks") or processes.is_gone(run.owner):
         return True
     work = _WORK_LOCKS.get(run.kind, "").format(device=run.device, **{"family": None, **run.params})
     return bool(work) and not locks.is_held(store.folder / "locks" / work)
