@@ -64,8 +64,8 @@ def _answers(url: str) -> bool:
     except httpx.HTTPError:
         return False
     if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-        text = f"Prefect at {secrets.split_login(url)[0]} refuses the login (PREFECT_API_AUTH_STRING=user:password)"
-        raise ServiceError(text, next_command="export PREFECT_API_AUTH_STRING=…")
+        text = f"Prefect at {secrets.split_login(url)[0]} refuses the login (PREFECT_API_AUTH_STRING, user:password)"
+        raise ServiceError(text, next_command="read -rs PREFECT_API_AUTH_STRING && export PREFECT_API_AUTH_STRING")
     return answer.status_code == httpx.codes.OK
 
 

@@ -216,9 +216,9 @@ def _translate(exc: Exception, doing: str, uri: str) -> TlpError:
     if _is_http(uri) and _NO_ANSWER.search(text):
         return _unavailable(doing, uri)
     if _is_http(uri) and _REFUSED.search(text):
-        variables = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or TLP_MLFLOW_URI=http://user:password@host"
-        what = f"MLflow at {secrets.mask(uri)} refuses the user or the password ({variables})"
-        return RegistryError(what, next_command="export MLFLOW_TRACKING_USERNAME=… MLFLOW_TRACKING_PASSWORD=…")
+        what = "the user or the password (MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD)"
+        fix = "read -rs MLFLOW_TRACKING_PASSWORD && export MLFLOW_TRACKING_PASSWORD"
+        return RegistryError(f"MLflow at {secrets.mask(uri)} refuses {what}", next_command=fix)
     if "out-of-date database schema" in text:
         return RegistryError(
             f"{secrets.mask(uri)} was written by another release of MLflow than the one installed ({line})",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,8 @@ import httpx
 import pytest
 
 from storage import DuckDBStore
-from tlp.core.errors import NotFoundError
+from tlp.core import secrets
+from tlp.core.errors import NotFoundError, RegistryError
 from tlp.core.settings import Settings
 from tlp.registry import Registry, model_name, models_at
 from tlp.registry import mlflow as door
@@ -90,6 +92,25 @@ class TestServer:
         assert Registry(mlflow_server.direct).resolve("back").version == 1
         with pytest.raises(NotFoundError, match=r"no version 9 \(there: 3, 2, 1\)"):
             registry.show("back", 9)
+        password = mlflow_server.url.partition("@")[0].rpartition(":")[2]
+        assert (
+            password.encode() not in (mlflow_server.direct.mlflow_dir / "mlflow.db").read_bytes()
+        )  # no tag, no source
+        assert mlflow_server.direct.login_path.read_text() == f"tlp:{password}\n"
+
+    def test_a_wrong_password_is_said_to_be_so(
+        self, mlflow_server: ServedRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("USERNAME", "PASSWORD"):
+            monkeypatch.setenv(f"MLFLOW_TRACKING_{name}", "")  # which the registry sets: for this test only
+        bare, _ = secrets.split_login(mlflow_server.url)
+        wrong = Settings(home=tmp_path, mlflow_uri=secrets.with_login(bare, "tlp:guessed"))
+        with pytest.raises(RegistryError, match="refuses the user or the password") as caught:
+            Registry(wrong, DuckDBStore()).list_versions("any")
+        assert secrets.mask(str(wrong.mlflow_uri)) in str(caught.value)
+        assert "guessed" not in "".join(traceback.format_exception(caught.value))
+        rows, warning = models_at(DuckDBStore(), wrong.mlflow_uri)
+        assert (rows, "guessed" in str(warning), "cannot be read" in str(warning)) == ([], False, True)
 
     def test_client_without_the_files(
         self, mlflow_server: ServedRegistry, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -8,20 +8,25 @@ import subprocess
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
+import psutil
 import pytest
 
 from storage import Actor, DeviceState, MeasurementBatch, ModelEvent, Program, RunKind
 from tests.contract.store import examples as _examples
 from tlp.core import processes as _process
+from tlp.core import secrets
 from tlp.core.errors import DeviceError
 from tlp.core.home import open_home
 from tlp.core.settings import Settings, get_settings
 from tlp.fleet import locks
 from tlp.measure import worker
 from tlp.measure.tracker import TrackerClient
-from tlp.services import doctor
+from tlp.services import doctor, table
+from tlp.services.contract import Service
 from tlp.services.doctor import CHECKS, run_check, servers
 from tlp.services.doctor.installation import Home
 
@@ -120,6 +125,52 @@ def test_a_server_that_is_gone_fails(home):
     (home / "services.json").write_text(json.dumps({"format": 1, "services": [service]}))
     row = run_check("worker", Home(settings))
     assert (row["status"], row["fix"]) == ("fail", "tlp up")
+
+
+class Answering(BaseHTTPRequestHandler):
+    """A server of an earlier release, without a password; or one with another password."""
+
+    asks = False
+
+    def do_GET(self):
+        self.send_response(401 if self.asks and self.path != "/health" else 200)
+        self.end_headers()
+
+    def log_message(self, *_):
+        """Nothing on stderr."""
+
+
+@pytest.mark.parametrize(("asks", "detail"), [(False, "answers without a password"), (True, "refuses the login")])
+def test_a_door_without_the_password_of_this_home_fails(home, monkeypatch, asks, detail):
+    settings = Settings(home=home)
+    secrets.make_login(settings.login_path)
+    monkeypatch.setattr(Answering, "asks", asks)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        own, port = _process.identity(), server.server_port
+        place = {"url": f"http://127.0.0.1:{port}", "host": "127.0.0.1", "port": port, "started_at": "2026-01-01"}
+        started = Service(
+            name="mlflow", pid=own["pid"], create_time=psutil.Process().create_time(), log=home / "log", **place
+        )
+        table.write(settings, [started])
+        row = run_check("mlflow server", Home(settings))
+        server.shutdown()
+        thread.join()
+    assert (row["status"], row["fix"]) == ("fail", "tlp down && tlp up")
+    assert detail in row["detail"]
+
+
+def test_a_login_that_others_may_read_fails(home):
+    settings = Settings(home=home)
+    assert run_check("login", Home(settings))["status"] == "skip"
+    secrets.make_login(settings.login_path)
+    assert run_check("login", Home(settings))["status"] == "pass"
+    settings.login_path.chmod(0o640)
+    row = run_check("login", Home(settings))
+    assert (row["status"], row["detail"]) == ("fail", f"others may read {settings.login_path}")
+    settings.login_path.write_text("no login")
+    assert "does not hold one line" in run_check("login", Home(settings))["detail"]
 
 
 def test_a_measuring_worker_without_a_parent_is_found():
