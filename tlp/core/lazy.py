@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
+
+from tlp.core.errors import InvalidInputError
+
+E = TypeVar("E")
 
 
 def later(module: str, name: str) -> Callable[..., Any]:
     """A function, class or `Class.method` of a module, which is imported when it is called."""
     return lambda *args, **kwargs: attrgetter(name)(import_module(module))(*args, **kwargs)
+
+
+def entry(table: Mapping[str, E], what: str, name: str, next_command: str) -> E:
+    """The entry of that name. Raises InvalidInputError: there is none; the message has those there are."""
+    if name not in table:
+        raise InvalidInputError(f"{what} {name!r} is not known, there is {', '.join(table)}", next_command=next_command)
+    return table[name]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,13 +20,11 @@ from tlp.core.progress import say
 from tlp.felix.config import FEATURE_VERSION, KIND, FelixConfig
 from tlp.felix.network import FelixCheckpoint, FelixNetwork
 from tlp.felix.scorer import StoreReader, Stores
-from tlp.model.checkpoint import Manifest
 from tlp.model.losses import LOSSES
 from tlp.training.data.dataset import Dataset
-from tlp.training.learn.strategy import family_of
+from tlp.training.learn.strategy import manifest_of
 from tlp.training.learn.table import JOINT
 from tlp.training.learn.trainer import (
-    MAX_WATCHED,
     EpochReport,
     IntArray,
     OnEpoch,
@@ -37,7 +34,7 @@ from tlp.training.learn.trainer import (
     padded_lists,
     rate_at,
     set_threads,
-    training_facts,
+    tops_of,
 )
 
 EPOCHS = 4
@@ -127,7 +124,10 @@ def train_felix(
     network.calibrate(torch.from_numpy(rows[:: math.ceil(len(rows) / _CALIBRATION)]))
     reports = _fit(network, data, options, on_epoch)
     state = {key: value.detach().clone() for key, value in network.state_dict().items()}
-    return FelixCheckpoint(network.config, _manifest(data, options, network, reports), state)
+    facts = {"encoder_version": FEATURE_VERSION, "strategy": JOINT, "parent": None, "kind": KIND}
+    manifest = manifest_of(dataset, network, options, reports, **facts)
+    manifest = replace(manifest, metrics={**manifest.metrics, "left_out": float(data.left_out)})
+    return FelixCheckpoint(network.config, manifest, state)
 
 
 def _fit(network: FelixNetwork, data: FelixData, options: TrainOptions, on_epoch: OnEpoch | None) -> list[EpochReport]:
@@ -176,39 +176,10 @@ def _scores(network: FelixNetwork, stores: Stores, programs: IntArray) -> Tensor
 
 
 def _validate(network: FelixNetwork, data: FelixData) -> float:
-    """Mean over (device, watched workload) of the label of the top-ranked program; NaN if none is watched."""
-    tops: list[float] = []
-    for group in data.dataset.validation:
-        start, stop = data.dataset.groups[group]
-        programs = np.arange(start, min(stop, start + MAX_WATCHED))
-        with torch.inference_mode():
-            scores = _scores(network, data.stores, programs).numpy()
-        labels = data.dataset.labels[programs]
-        for head in range(labels.shape[1]):
-            measured = np.flatnonzero(~np.isnan(labels[:, head]))
-            if len(measured) > 1:
-                tops.append(float(labels[measured[scores[measured, head].argmax()], head]))
+    """As `TrainingRun.validate`."""
+    groups = [
+        tops_of(data.dataset, group, lambda programs: _scores(network, data.stores, programs))
+        for group in data.dataset.validation
+    ]
+    tops = [top for group in groups for top in group]
     return float(np.mean(tops)) if tops else math.nan
-
-
-def _manifest(
-    data: FelixData, options: TrainOptions, network: FelixNetwork, reports: Sequence[EpochReport]
-) -> Manifest:
-    dataset = data.dataset
-    metrics, curves = training_facts(dataset, network, reports)
-    metrics["left_out"] = float(data.left_out)
-    return Manifest(
-        family=family_of(dataset.devices),
-        encoder_version=FEATURE_VERSION,
-        heads=dataset.device_names,
-        targets={device.name: dict(device.target) for device in dataset.devices},
-        samples=dict(dataset.samples),
-        watermark=dataset.watermark,
-        holdout=dataset.holdout.networks,
-        strategy=JOINT,
-        parent=None,
-        seeds=(options.seed,),
-        metrics=metrics,
-        curves=curves,
-        kind=KIND,
-    )

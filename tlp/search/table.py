@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
-from tlp.core.errors import InvalidInputError
-from tlp.core.lazy import later
-
-E = TypeVar("E")
+from tlp.core.lazy import entry, later
 
 if TYPE_CHECKING:
     from storage import Device
@@ -68,15 +65,9 @@ DEFAULT_SAMPLER: Final = "select"
 
 def require_search(name: str, next_command: str) -> SearchEntry:
     """The search of that name. Raises InvalidInputError if there is none."""
-    return _entry(SEARCHES, "search", name, next_command)
+    return entry(SEARCHES, "search", name, next_command)
 
 
 def require_sampler(name: str, next_command: str) -> SamplerEntry:
     """The sampler of that name. Raises InvalidInputError if there is none."""
-    return _entry(SAMPLERS, "sampler", name, next_command)
-
-
-def _entry(table: Mapping[str, E], what: str, name: str, next_command: str) -> E:
-    if name not in table:
-        raise InvalidInputError(f"{what} {name!r} is not known, there is {', '.join(table)}", next_command=next_command)
-    return table[name]
+    return entry(SAMPLERS, "sampler", name, next_command)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from tlp.core.errors import InvalidInputError
 from tlp.core.fleet import Fleet
+from tlp.core.lazy import entry
 from tlp.language.encoders import LANGUAGES, METASCHEDULE
 from tlp.model.kinds import MTL_TLP
 
@@ -59,11 +60,7 @@ def register_trained_kind(kind: TrainedKind) -> None:
 
 def trained_kind(name: str) -> TrainedKind:
     """The entry of a kind. Raises InvalidInputError: there is none."""
-    if name not in TRAINED_KINDS:
-        raise InvalidInputError(
-            f"model {name!r} is not known, there is {', '.join(TRAINED_KINDS)}", next_command="tlp train --help"
-        )
-    return TRAINED_KINDS[name]
+    return entry(TRAINED_KINDS, "model", name, "tlp train --help")
 
 
 def model_key(family: str, language: str, kind: str = MTL_TLP) -> str:

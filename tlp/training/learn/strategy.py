@@ -17,6 +17,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -105,18 +106,29 @@ class Strategy(ABC):
         """
         set_threads(options.threads)
         torch.manual_seed(options.seed)
+        kept: dict[str, int] = {}
         if parent is None:
             network = new_network(dataset, config)
             lesson = Lesson(dataset, options, frozenset(dataset.device_names))
         else:
             network = warm_start(parent, dataset)
             lesson = self.lesson(dataset, options, parent)
+            kept = {n: parent.manifest.learned_until(n) for n in dataset.device_names if n not in lesson.learned}
         reports = fit(network, lesson.dataset, lesson.options, on_epoch, teacher=lesson.teacher, run_type=self.run_type)
-        how = JOINT if parent is None else self.name
+        manifest = manifest_of(
+            lesson.dataset,
+            network,
+            lesson.options,
+            reports,
+            encoder_version=dataset.encoder.version,
+            watermarks=kept,
+            strategy=JOINT if parent is None else self.name,
+            parent=parent_version,
+        )
         return Checkpoint(
             config=network.config,
             vocabulary=dataset.vocabulary,
-            manifest=_manifest(lesson, network, how, parent, parent_version, reports),
+            manifest=manifest,
             state={key: value.detach().clone() for key, value in network.state_dict().items()},
         )
 
@@ -280,32 +292,22 @@ def _correlations(dataset: Dataset, device: str) -> dict[str, float]:
     return {name: rho for name, rho in zip(dataset.device_names, correlations, strict=True) if not math.isnan(rho)}
 
 
-def _manifest(
-    lesson: Lesson,
-    network: MTLTLP,
-    strategy: str,
-    parent: Checkpoint | None,
-    parent_version: str | None,
-    reports: list[EpochReport],
+def manifest_of(
+    dataset: Dataset, network: torch.nn.Module, options: TrainOptions, reports: Sequence[EpochReport], **more: Any
 ) -> Manifest:
-    dataset, options = lesson.dataset, lesson.options
+    """Where a model trained on a data set came from; `more`: the fields that are not said by these."""
     metrics, curves = training_facts(dataset, network, reports)
     return Manifest(
         family=family_of(dataset.devices),
-        encoder_version=dataset.encoder.version,
         heads=dataset.device_names,
         targets={device.name: dict(device.target) for device in dataset.devices},
         samples=dict(dataset.samples),
         watermark=dataset.watermark,
-        watermarks={}
-        if parent is None
-        else {n: parent.manifest.learned_until(n) for n in dataset.device_names if n not in lesson.learned},
         holdout=dataset.holdout.networks,
-        strategy=strategy,
-        parent=parent_version,
         seeds=(options.seed,),
         metrics=metrics,
         curves=curves,
+        **more,
     )
 
 

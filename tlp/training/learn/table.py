@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from tlp.core.errors import InvalidInputError
-from tlp.core.lazy import later
+from tlp.core.lazy import entry, later
 
 if TYPE_CHECKING:
     from tlp.training.learn.strategy import Strategy
@@ -71,9 +70,4 @@ STRATEGIES: Final[dict[str, StrategyEntry]] = {
 
 def make_strategy(name: str, device: str, tasks: Sequence[str] | None = None) -> Strategy:
     """An entry of `STRATEGIES`. Raises InvalidInputError: there is none of that name."""
-    if name not in STRATEGIES:
-        raise InvalidInputError(
-            f"strategy {name!r} is not known, there is {', '.join(STRATEGIES)}",
-            next_command="tlp train --strategy joint",
-        )
-    return STRATEGIES[name].open(name, device, tasks)
+    return entry(STRATEGIES, "strategy", name, "tlp train --strategy joint").open(name, device, tasks)

@@ -313,18 +313,22 @@ class TrainingRun:
         return float(np.mean(tops)) if tops else math.nan
 
     def _tops(self, group: int) -> list[float]:
-        """The label of the top-ranked program of a group on each device that measured two."""
-        start, stop = self._dataset.groups[group]
-        programs = np.arange(start, min(stop, start + MAX_WATCHED))
-        with torch.inference_mode():
-            scores = self.network(self._encoded(programs)).cpu().numpy()  # (B, H)
-        labels = self._dataset.labels[programs]
-        tops: list[float] = []
-        for head in range(labels.shape[1]):
-            known = np.flatnonzero(~np.isnan(labels[:, head]))
-            if len(known) > 1:
-                tops.append(float(labels[known[scores[known, head].argmax()], head]))
-        return tops
+        return tops_of(self._dataset, group, lambda programs: self.network(self._encoded(programs)))
+
+
+def tops_of(dataset: Dataset, group: int, score: Callable[[IntArray], Tensor]) -> list[float]:
+    """The label of the top-ranked program of a group on each device that measured two; `score`: B programs → (B, H)."""
+    start, stop = dataset.groups[group]
+    programs = np.arange(start, min(stop, start + MAX_WATCHED))
+    with torch.inference_mode():
+        scores = score(programs).cpu().numpy()
+    labels = dataset.labels[programs]
+    tops: list[float] = []
+    for head in range(labels.shape[1]):
+        measured = np.flatnonzero(~np.isnan(labels[:, head]))
+        if len(measured) > 1:
+            tops.append(float(labels[measured[scores[measured, head].argmax()], head]))
+    return tops
 
 
 def _rankings(labels: npt.NDArray[np.float32], lists: list[IntArray]) -> int:
