@@ -48,7 +48,7 @@ from storage.frames import MEASUREMENT_SCHEMA, PROGRAM_SCHEMA, conform, frame_sc
 from storage.identity import identity
 from storage.rekey import rekey_frames
 from storage.reports import ImportReport, SkippedLine
-from storage.rows import Device, Network, NetworkTask, Sketch, Workload
+from storage.rows import DATASET, Device, Network, NetworkTask, Sketch, Workload
 from storage.schema import check_format, release
 from storage.states import DeviceState, MeasurementState, RunKind, RunState
 
@@ -219,7 +219,7 @@ def _add_devices(store: MeasurementStore, devices: pl.DataFrame) -> None:
         if row["name"] in known:
             continue
         texts = {name: json_value(row[name]) for name in ("target", "facts")}
-        changed = {**texts, "endpoint": {"kind": "dataset"}, "state": DeviceState.ENROLLED}
+        changed = {**texts, "endpoint": {"kind": DATASET}, "state": DeviceState.ENROLLED}
         device = Device(**{**row, **changed})
         with suppress(AlreadyExistsError):  # another process imports the same folder
             store.add_device(device, "its samples were imported")

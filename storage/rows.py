@@ -28,6 +28,7 @@ from storage.states import (
 
 # Of a field that came after the first release: frames and Parquet files may lack its column (null).
 LATER: Mapping[str, bool] = {"later": True}
+DATASET = "dataset"  # endpoint kind of a platform of an imported data set; `tlp.measure.endpoint` has the others
 
 
 def stable_id(*parts: str) -> str:
@@ -68,6 +69,11 @@ class Device:
     endpoint: Mapping[str, Any]
     state: DeviceState
     enrolled_at: datetime
+
+    @property
+    def has_hardware(self) -> bool:
+        """Whether programs can be measured on it; a platform of an imported data set has samples only."""
+        return self.endpoint.get("kind") != DATASET
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from typing import Any
 
 from storage import Device, DeviceState, ImportReport, MeasurementStore, export_parquet, import_parquet
 from storage.names import validate_name
+from storage.rows import DATASET
 from tlp.core.errors import NotFoundError
 from tlp.core.fleet import Fleet
 from tlp.core.next_steps import next_command
 from tlp.exchange.ansor import importing as ansor
 from tlp.exchange.metaschedule import exporting, records
 from tlp.exchange.metaschedule import importing as metaschedule
-from tlp.fleet.counts import DATASET
 from tlp.programs import targets
 
 

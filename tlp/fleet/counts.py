@@ -10,8 +10,6 @@ from tlp.core.errors import InvalidInputError
 from tlp.core.requests import MAX_PROGRAMS
 
 _HELD_OUT: Final = ("bert_tiny", "resnet_50", "mobilenet_v2")  # by default, the quickest to measure first
-DATASET: Final = "dataset"
-"""Endpoint kind of a platform of an imported data set; `tlp.measure.endpoint` has all kinds."""
 
 
 def validate_count(what: str, value: int, *, next_command: str) -> int:
@@ -21,14 +19,9 @@ def validate_count(what: str, value: int, *, next_command: str) -> int:
     raise InvalidInputError(f"{what} is {value}, it must be from 1 to {MAX_PROGRAMS}", next_command=next_command)
 
 
-def has_hardware(device: Device) -> bool:
-    """Whether programs can be measured on a device; a platform of an imported data set has samples only."""
-    return device.endpoint.get("kind") != DATASET
-
-
 def more_samples(device: Device, samples: int) -> str:
     """The command that gets a device more samples: a platform of a data set has no hardware to measure on."""
-    if not has_hardware(device):
+    if not device.has_hardware:
         return "tlp import --help"
     return f"tlp measure {device.name} --samples {samples}"
 
@@ -43,7 +36,7 @@ def more_held_out(device: Device, networks: Iterable[Network], *, tasks: int = 1
         programs: wanted of each task.
     """
     held_out = [network for network in networks if network.holdout]
-    if not has_hardware(device) or (not held_out and tasks < 2):
+    if not device.has_hardware or (not held_out and tasks < 2):
         return more_samples(device, 200)
     able = [network for network in held_out if network.tasks and not network.source.startswith("dataset:")]
     workloads = {task.workload_id for network in able for task in network.tasks}

@@ -25,7 +25,6 @@ class Endpoint(BaseModel):
     """How a device is reached, as the store keeps it in `Device.endpoint`; `kind` names the class in `KINDS`."""
 
     model_config = ConfigDict(frozen=True)
-    is_measurable: ClassVar[bool] = True  # whether there is hardware to measure on
     is_local: ClassVar[bool] = False  # whether that is this machine
     kind: str
 
@@ -71,7 +70,6 @@ class RpcEndpoint(Endpoint):
 class DatasetEndpoint(Endpoint):
     """A platform of an imported data set: it has samples and no hardware."""
 
-    is_measurable = False
     kind: Literal["dataset"] = "dataset"
 
     def open_runner(self, settings: Settings) -> Runner:
@@ -136,7 +134,7 @@ def open_runner(device: Device, settings: Settings, *, quarantined: bool = False
 
 def require_measurable(device: Device) -> None:
     """Raise UserError if new programs cannot be measured on that device."""
-    if not endpoint_of(device).is_measurable:
+    if not device.has_hardware:
         why = f"device {device.name!r} is a platform of an imported data set, there is no hardware to measure on"
         raise UserError(why, next_command="tlp device list")
     if device.state in (DeviceState.RETIRED, DeviceState.QUARANTINED):

@@ -18,7 +18,6 @@ from tlp.core.progress import say
 from tlp.core.registry import CHAMPION
 from tlp.core.requests import BootstrapRequest, TuneRequest
 from tlp.core.settings import get_settings
-from tlp.measure.endpoint import endpoint_of
 from tlp.pipeline.curve import curve_of_run
 from tlp.pipeline.evaluate import PREDICTOR, evaluate_version
 from tlp.programs.networks import build_network
@@ -132,7 +131,7 @@ def summary(
         predictors = evaluate_version(fleet, ref=version, family=device.family)["devices"][device.name]
     moves = fleet.store.model_events(model=trained["model"], alias=CHAMPION)
     counts = fleet.store.device_counts()
-    auxiliaries = [row.name for row in fleet.store.list_devices() if not endpoint_of(row).is_measurable]
+    auxiliaries = [row.name for row in fleet.store.list_devices() if not row.has_hardware]
     model, chance = predictors[PREDICTOR], predictors["random"]
     return {
         "device": device.name,

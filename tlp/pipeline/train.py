@@ -25,7 +25,6 @@ from tlp.core.fleet import Fleet
 from tlp.core.progress import say, track
 from tlp.core.requests import TrainRequest
 from tlp.fleet import fallen, locks, runs, states
-from tlp.measure.endpoint import endpoint_of
 from tlp.registry import model_name
 from tlp.training.kinds import trained_kind
 from tlp.training.learn.table import JOINT, make_strategy
@@ -120,7 +119,7 @@ def _trainable(store: MeasurementStore, device: str | None) -> list[Device]:
     if device is not None:
         return [store.get_device(device)]
     devices = store.list_devices()
-    measured = [device for device in devices if endpoint_of(device).is_measurable] or devices
+    measured = [device for device in devices if device.has_hardware] or devices
     if not measured:
         raise NotFoundError("there is no device to train for", next_command="tlp device enroll this-cpu")
     return measured

@@ -19,7 +19,6 @@ from tlp.fleet import quality
 from tlp.fleet.runs import is_dead
 from tlp.measure import canary
 from tlp.measure.canary import noise_floor
-from tlp.measure.endpoint import endpoint_of
 from tlp.registry import CHAMPION, kept, model_name, models_at
 from tlp.services.contract import ServicesView
 from tlp.services.schedules import ask
@@ -112,7 +111,7 @@ def measuring_rate(counts: DeviceCounts, measuring: Sequence[Run]) -> float | No
 
 
 def _trust(fleet: Fleet, device: Device, champion: str | None) -> dict[str, Any]:
-    if not endpoint_of(device).is_measurable:
+    if not device.has_hardware:
         return {"canary": None, "live": None}
     live = None if champion is None else quality.summary(fleet, device.name, str(champion))
     return {"canary": canary.summary(fleet.store, device.name), "live": live}
@@ -140,7 +139,7 @@ def warnings(
         *(
             _waiting(row)
             for device, row in zip(devices, rows, strict=True)
-            if device.state is DeviceState.ENROLLED and endpoint_of(device).is_measurable and device.name not in busy
+            if device.state is DeviceState.ENROLLED and device.has_hardware and device.name not in busy
         ),
         *services.warnings(),
     ]

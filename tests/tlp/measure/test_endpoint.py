@@ -27,7 +27,7 @@ def test_every_kind_goes_into_the_store_and_comes_back():
         endpoint = KINDS[kind](**facts)
         assert endpoint.model_dump() == {"kind": kind, **facts}
         assert endpoint_of(device(endpoint.model_dump())) == endpoint
-    assert [kind for kind in KINDS if not KINDS[kind].is_measurable] == ["dataset"]
+    assert [kind for kind in KINDS if not device({"kind": kind}).has_hardware] == ["dataset"]
     assert [kind for kind in KINDS if KINDS[kind].is_local] == ["local"]
     assert RpcEndpoint(tracker="10.0.0.1:9190", key="rpi4").model_dump() == RPC
 
@@ -57,7 +57,7 @@ def test_a_runner_is_opened_unless_the_device_is_out_of_work():
 def test_what_another_release_stored_is_listed_but_not_opened(stored, why):
     box = device(stored)
     endpoint = endpoint_of(box)
-    assert isinstance(endpoint, UnknownEndpoint) and endpoint.is_measurable and not endpoint.is_local
+    assert isinstance(endpoint, UnknownEndpoint) and box.has_hardware and not endpoint.is_local
     with pytest.raises(DeviceError, match="device 'box' has ") as caught:
         open_runner(box, Settings())
     assert why in caught.value.message

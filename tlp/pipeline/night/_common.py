@@ -14,7 +14,6 @@ from tlp.core.fleet import Fleet
 from tlp.core.progress import say
 from tlp.fleet import runs, states
 from tlp.measure import quarantine
-from tlp.measure.endpoint import endpoint_of
 
 SAME_NIGHT: Final = timedelta(hours=12)  # a night that was killed continues with what is left of its budget until then
 _RECENT_RUNS: Final = 500
@@ -25,7 +24,7 @@ def why_no_work(fleet: Fleet, device: Device, *, probe: bool) -> str | None:
 
     With `probe`, a quarantined device whose probe is due is probed; what answers is back in work.
     """
-    if not endpoint_of(device).is_measurable:
+    if not device.has_hardware:
         return "a platform of a data set: there is no hardware to measure on"
     if device.state is DeviceState.QUARANTINED and probe:
         try:
