@@ -9,10 +9,9 @@ Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
-from storage import Sketch
 from tlp.core.errors import InvalidInputError
 from tlp.language.ansor_encoder import AnsorEncoder
 from tlp.language.encoder import Encoder, unknown_version
@@ -34,12 +33,6 @@ def encoder_of(version: Any) -> type[Encoder]:
         if version in encoder.versions:
             return encoder
     raise unknown_version(version, ENCODER_VERSIONS)
-
-
-def check_version(version: Any) -> str:
-    """Return the encoder version if this release has it. Raises ModelFormatError."""
-    encoder_of(version)
-    return str(version)
 
 
 def language_of(version: str) -> str:
@@ -66,18 +59,3 @@ def make_encoder(
     make: Any = encoder_of(version)
     encoder: Encoder = make(vocabulary, version=version, length=length, width=width)
     return encoder
-
-
-def new_vocabulary(language: str) -> Vocabulary:
-    """The vocabulary a model from scratch begins with."""
-    return ENCODERS[language].first_vocabulary
-
-
-def grow_vocabulary(language: str, vocabulary: Vocabulary, sketches: Iterable[Sketch]) -> Vocabulary:
-    """The vocabulary with what the sketches use appended."""
-    return ENCODERS[language].grow_vocabulary(vocabulary, sketches)
-
-
-def has_profile(version: str) -> bool:
-    """Whether an encoder version writes the profile of a program, which needs its workload's arithmetic."""
-    return encoder_of(version).has_profile(version)

@@ -9,13 +9,14 @@ from typing import Any
 from storage import MeasurementStore, RunKind
 from tlp.core.errors import AllFailedError, InvalidInputError
 from tlp.core.fleet import Fleet
+from tlp.core.lazy import entry
 from tlp.core.progress import say, track
 from tlp.core.requests import BootstrapRequest, MeasureRequest
 from tlp.exchange import landing
 from tlp.fleet import locks, runs
 from tlp.measure import quarantine, session
 from tlp.measure.endpoint import open_runner, require_measurable
-from tlp.search.table import require_sampler
+from tlp.search.table import SAMPLERS
 from tlp.training import saturation
 from tlp.training.data.holdout import choose_holdout
 
@@ -33,7 +34,7 @@ def measure(fleet: Fleet, request: MeasureRequest, *, kind: RunKind = RunKind.ME
         InvalidInputError: unknown sampler.
     """
     name, samples = request.device, request.samples
-    sampler = require_sampler(request.sampler, f"tlp measure {name} --samples {samples} --sampler random")
+    sampler = entry(SAMPLERS, "sampler", request.sampler, f"tlp measure {name} --samples {samples} --sampler random")
     device = quarantine.require_in_work(fleet, name)
     require_measurable(device)
     workloads = _workloads_of(fleet.store, request.networks)

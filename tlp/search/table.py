@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from tlp.core.lazy import entry, later
+from tlp.core.lazy import later
 
 if TYPE_CHECKING:
     from storage import Device
@@ -61,13 +61,3 @@ SAMPLERS: Final[dict[str, SamplerEntry]] = {
 }
 DEFAULT_SAMPLER: Final = "select"
 """Of bootstrap: needs no champion, and is ahead of random choice at 25% of a pool (docs/sampling.md)."""
-
-
-def require_search(name: str, next_command: str) -> SearchEntry:
-    """The search of that name. Raises InvalidInputError if there is none."""
-    return entry(SEARCHES, "search", name, next_command)
-
-
-def require_sampler(name: str, next_command: str) -> SamplerEntry:
-    """The sampler of that name. Raises InvalidInputError if there is none."""
-    return entry(SAMPLERS, "sampler", name, next_command)

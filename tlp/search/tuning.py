@@ -12,6 +12,7 @@ from typing import Any, Final
 from storage import Device, DeviceState, MeasurementStore, Run, RunKind, RunState
 from tlp.core.errors import AllFailedError, DeviceLostError, TlpError, UserError
 from tlp.core.fleet import Fleet
+from tlp.core.lazy import entry
 from tlp.core.progress import say
 from tlp.core.requests import TuneRequest
 from tlp.core.settings import Settings
@@ -24,7 +25,7 @@ from tlp.search._session import TuningSession
 from tlp.search.opening import Search, TuneParams, Tuning
 from tlp.search.providers import WITHOUT_REGISTRY, CostModelProvider, open_provider
 from tlp.search.report import TuningProgress, TuningReport
-from tlp.search.table import SEARCHES, require_search
+from tlp.search.table import SEARCHES
 from tlp.search.tasks import take_best
 
 _RESUMABLE: Final = (RunState.INTERRUPTED, RunState.CRASHED)
@@ -101,7 +102,7 @@ def tune(
     network, device = fleet.store.get_network(request.network), device or fleet.store.get_device(request.device)
     require_measurable(device)
     again = f"tlp tune {network.name} --device {device.name}"
-    require_search(request.search, f"{again} --search {next(iter(SEARCHES))}")
+    entry(SEARCHES, "search", request.search, f"{again} --search {next(iter(SEARCHES))}")
     with locks.device_lock(fleet.settings, device.name), ExitStack() as opened:
         point = find_resumable(fleet.store, network.name, device.name) if request.resume else None
         ref = str(point.params["model"]) if point else request.model
@@ -112,7 +113,7 @@ def tune(
         params = _params(fleet.settings, request, model.ref, point)
         runner = runner or opened.enter_context(open_runner(device, fleet.settings))
         tuning = Tuning(fleet, network, device, params, model, runner, on_progress)
-        search = require_search(params.search, again).open(tuning)
+        search = entry(SEARCHES, "search", params.search, again).open(tuning)
         search.refresh()  # whether there is the model that it needs is asked before anything is started
         with (
             runs.open_run(fleet.store, RunKind.TUNE, device=device.name, params=params.model_dump()) as run,

@@ -12,6 +12,7 @@ from storage import DuckDBStore, RunKind, Sketch, Workload
 from tests.fleets import fleet_of
 from tests.tlp.measure.test_session import SETTINGS, TARGET, fill, workloads
 from tlp.core.errors import InvalidInputError
+from tlp.core.lazy import entry
 from tlp.core.settings import Settings
 from tlp.fleet import runs
 from tlp.language.arrays import IntArray
@@ -22,7 +23,7 @@ from tlp.programs.space import DesignSpace
 from tlp.search.proposers import PerWorkload, RandomProposer
 from tlp.search.samplers import likely_fast, random_programs
 from tlp.search.select import SELECT, Guides, SelectProposer, Standard, Weights
-from tlp.search.table import DEFAULT_SAMPLER, SAMPLERS, require_sampler
+from tlp.search.table import DEFAULT_SAMPLER, SAMPLERS
 from tlp.training.learn.surrogate import ProfileReader, read_many
 
 
@@ -149,5 +150,5 @@ def test_samplers_by_name(store: DuckDBStore, mlflow_settings: Settings, capsys:
     assert kinds["random"] is kinds["evolutionary"] is RandomProposer  # there is no champion
     assert "drawn at random" in capsys.readouterr().err
     with pytest.raises(InvalidInputError, match="bogus"):
-        require_sampler("bogus", "tlp measure cpu0 --samples 3")
+        entry(SAMPLERS, "sampler", "bogus", "tlp measure cpu0 --samples 3")
     assert DEFAULT_SAMPLER in SAMPLERS

@@ -178,7 +178,8 @@ def build_dataset(
     programs = _programs(measured)
     kept, sketch_of = _bound(programs, known, constants)
     _warn_of_missing_arithmetic(version, kept)
-    words = encoders.grow_vocabulary(spoken, vocabulary or encoders.new_vocabulary(spoken), kept)
+    kind = encoders.encoder_of(version)
+    words = kind.grow_vocabulary(vocabulary or kind.first_vocabulary, kept)
     encoder = encoders.make_encoder(words, version, length=length)
     decisions = _padded(programs["decisions"])
     workload = programs["workload_id"].rle_id().to_numpy().astype(np.int64)
@@ -267,7 +268,7 @@ def _groups(workload: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 def _warn_of_missing_arithmetic(version: str, sketches: Sequence[Sketch]) -> None:
     """Say how many workloads an encoder with a profile has none for."""
-    if not encoders.has_profile(version):
+    if not encoders.encoder_of(version).has_profile(version):
         return
     known = {sketch.workload_id: bool((sketch.context or {}).get(ARITHMETIC)) for sketch in sketches}
     missing = len(known) - sum(known.values())
@@ -286,10 +287,10 @@ def _version(
         names = [device.name for device in devices]
         spoken = language or choose_language(store.sample_languages(watermark=watermark), names)
         return encoders.default_version(spoken, devices[0].family if devices else "")
-    encoders.check_version(version)
-    if language not in (None, encoders.language_of(version)):
+    spoken = encoders.encoder_of(version).language
+    if language not in (None, spoken):
         raise InvalidInputError(
-            f"encoder {version} reads {encoders.language_of(version)}, not {language}",
+            f"encoder {version} reads {spoken}, not {language}",
             next_command="tlp train --from-scratch",
         )
     return version
