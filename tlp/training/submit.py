@@ -21,7 +21,7 @@ from tlp.core.fleet import Fleet
 from tlp.core.registry import BEST_EARLIER, CHAMPION, Submission, UsableVersion, VersionFacts
 from tlp.core.settings import Settings
 from tlp.fleet import states
-from tlp.fleet.counts import has_hardware, more_held_out
+from tlp.fleet.counts import more_held_out
 from tlp.model.checkpoint import MANIFEST, Manifest, Model
 from tlp.model.kinds import load_model
 from tlp.registry import model_name
@@ -266,7 +266,7 @@ def _wanted(settings: Settings) -> dict[str, int]:
 
 
 def _can_be_measured(device: Device) -> bool:
-    return has_hardware(device) and device.state not in states.OUT_OF_WORK
+    return device.has_hardware and device.state not in states.OUT_OF_WORK
 
 
 def _metrics(manifest: Manifest, report: EvaluationReport, verdict: GateVerdict, device: str) -> dict[str, float]:
