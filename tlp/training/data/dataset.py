@@ -34,7 +34,7 @@ from tlp.language import encoders
 from tlp.language.arithmetic import KEY as ARITHMETIC
 from tlp.language.constants import Constants, bind, constants_of
 from tlp.language.encoder import Encoder
-from tlp.language.encoders import ANSOR, METASCHEDULE
+from tlp.language.encoders import ANSOR, ENCODERS, METASCHEDULE
 from tlp.language.vocabulary import Vocabulary
 from tlp.training.data.holdout import Holdout, bucket, choose_holdout
 
@@ -178,8 +178,7 @@ def build_dataset(
     programs = _programs(measured)
     kept, sketch_of = _bound(programs, known, constants)
     _warn_of_missing_arithmetic(version, kept)
-    kind = encoders.encoder_of(version)
-    words = kind.grow_vocabulary(vocabulary or kind.first_vocabulary, kept)
+    words = ENCODERS[spoken].grow_vocabulary(vocabulary or ENCODERS[spoken].first_vocabulary, kept)
     encoder = encoders.make_encoder(words, version, length=length)
     decisions = _padded(programs["decisions"])
     workload = programs["workload_id"].rle_id().to_numpy().astype(np.int64)
