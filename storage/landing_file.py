@@ -75,7 +75,7 @@ def encode(batch: MeasurementBatch) -> bytes:
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "release": release(),
-        "canaries": [_canary_value(checked_canary(canary)) for canary in batch.canaries],
+        "canaries": [asdict(row) | {"at": row.at.isoformat()} for row in map(checked_canary, batch.canaries)],
     }
     rows = batch.measurements
     columns: dict[str, list[Any]] = {name: [getattr(row, name) for row in rows] for name in MEASUREMENT_SCHEMA}
@@ -174,10 +174,6 @@ def _check_times(table: pa.Table, canaries: Sequence[Canary]) -> None:
             raise InvalidInputError(
                 f"a row was measured {at} µs after 1970; only {EARLIEST:%Y-%m-%d} to {latest:%Y-%m-%d %H:%M} UTC can be"
             )
-
-
-def _canary_value(canary: Canary) -> dict[str, Any]:
-    return asdict(canary) | {"at": canary.at.isoformat(), "state": str(canary.state)}
 
 
 def _canary(value: Mapping[str, Any]) -> Canary:

@@ -13,21 +13,19 @@ from typing import Any
 from tlp.core.lazy import later
 from tlp.felix.config import KIND
 from tlp.language.encoders import METASCHEDULE
-from tlp.model.kinds import Kind, register_kind
+from tlp.model.kinds import KINDS, Kind
 from tlp.search.table import SEARCHES, SearchEntry
 from tlp.training.judge.table import BASELINES, BaselineEntry
-from tlp.training.kinds import TrainedKind, register_trained_kind
+from tlp.training.kinds import TRAINED_KINDS, TrainedKind
 
 _SEARCH = later("tlp.felix.search", "FelixSearch")
 
-register_kind(
-    Kind(
-        KIND,
-        "reads features that are formulas in tile factors; what a search by gradient asks",
-        later("tlp.felix.network", "FelixCheckpoint.load"),
-        Path(__file__).with_name("serving.py"),
-        "tlp train --model felix",
-    )
+KINDS[KIND] = Kind(
+    KIND,
+    "reads features that are formulas in tile factors; what a search by gradient asks",
+    later("tlp.felix.network", "FelixCheckpoint.load"),
+    Path(__file__).with_name("serving.py"),
+    "tlp train --model felix",
 )
 
 
@@ -45,6 +43,6 @@ def _lines(report: Mapping[str, Any]) -> list[str]:
 BASELINES[KIND] = BaselineEntry("the promoted version of Felix's cost model", is_promoted=True)
 SEARCHES["felix"] = SearchEntry("by gradient through formulas", partial(_SEARCH, mixed=False), _lines)
 SEARCHES["mixed"] = SearchEntry("by gradient, then evolution", partial(_SEARCH, mixed=True), _lines)
-register_trained_kind(
-    TrainedKind(KIND, (METASCHEDULE,), later("tlp.felix.scorer", "scorer"), later("tlp.felix.training", "train"))
+TRAINED_KINDS[KIND] = TrainedKind(
+    KIND, (METASCHEDULE,), later("tlp.felix.scorer", "scorer"), later("tlp.felix.training", "train")
 )

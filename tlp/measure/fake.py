@@ -46,7 +46,7 @@ class FakeRunner(GuardedRunner):
     ) -> None:
         self._seed, self._spread, self._lost = seed, spread, lost
         self._fail_every, self._fail_on, self._hang_on = fail_every, fail_on, hang_on
-        self._latency = latency or self._hashed_latency
+        self._latency = latency or (lambda job: 10.0 ** (3.0 * self._unit(job, "latency") - 5.0))
         self._timing = Timing(repeat=repeat, extra_repeats=extra_repeats, max_dispersion=max_dispersion)
         self._slowdown = slowdown or (lambda _programs: 1.0)
         self._programs = 0
@@ -73,9 +73,6 @@ class FakeRunner(GuardedRunner):
 
         run_secs = tuple(time_program(lambda: None, evaluate, self._timing, 0.0, clock=lambda: 0.0))
         return MeasureOutcome(job.key, MeasurementState.OK, run_secs, None, 0.0, math.fsum(run_secs))
-
-    def _hashed_latency(self, job: MeasureInput) -> float:
-        return float(10.0 ** (3.0 * self._unit(job, "latency") - 5.0))
 
     def _unit(self, job: MeasureInput, purpose: str) -> float:
         """A number in [0, 1) that depends on the seed, the input and the purpose."""

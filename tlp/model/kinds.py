@@ -1,6 +1,6 @@
 """The kinds of models: what they have in common, and the table that the packages fill.
 
-`mtl-tlp` is here; `felix` registers itself (`tlp.felix`). Imports neither torch nor mlflow.
+`mtl-tlp` is here; `felix` adds itself (`tlp.felix`). Imports neither torch nor mlflow.
 """
 
 from __future__ import annotations
@@ -118,12 +118,15 @@ class Kind:
         return f"{self.name}-"
 
 
-KINDS: Final[dict[str, Kind]] = {}
-
-
-def register_kind(kind: Kind) -> None:
-    """Add a kind to the table; again with the same name replaces it."""
-    KINDS[kind.name] = kind
+KINDS: Final[dict[str, Kind]] = {
+    MTL_TLP: Kind(
+        MTL_TLP,
+        "reads schedule primitives, one head per device; what tuning asks",
+        later("tlp.model.checkpoint", "Checkpoint.load"),
+        Path(__file__).with_name("serving.py"),
+        "tlp train",
+    )
+}
 
 
 def read_bytes(directory: Path, name: str) -> bytes:
@@ -166,14 +169,3 @@ def load_model(directory: Path) -> Model:
 def kind_of(model: str) -> Kind:
     """The kind of a registered model, by its name."""
     return next((kind for kind in KINDS.values() if model.startswith(kind.prefix)), KINDS[MTL_TLP])
-
-
-register_kind(
-    Kind(
-        MTL_TLP,
-        "reads schedule primitives, one head per device; what tuning asks",
-        later("tlp.model.checkpoint", "Checkpoint.load"),
-        Path(__file__).with_name("serving.py"),
-        "tlp train",
-    )
-)

@@ -1,6 +1,6 @@
 """What training and scoring a kind of model take: a table that the packages fill.
 
-MTL-TLP's entry is here, Felix registers its own (`tlp.felix`). Imports no torch: the entries do when they are called.
+MTL-TLP's entry is here, Felix adds its own (`tlp.felix`). Imports no torch: the entries do when they are called.
 """
 
 from __future__ import annotations
@@ -50,12 +50,13 @@ class TrainedKind:
             )
 
 
-TRAINED_KINDS: Final[dict[str, TrainedKind]] = {}
+def _mtl_tlp_scorer(fleet: Fleet, model: Model) -> Scorer:
+    from tlp.training.judge.evaluate import CheckpointScorer  # its predictor imports torch
+
+    return CheckpointScorer(model, threads=fleet.settings.torch_threads, torch_device=fleet.settings.torch_device)
 
 
-def register_trained_kind(kind: TrainedKind) -> None:
-    """Add a kind to the table; the same name again replaces it."""
-    TRAINED_KINDS[kind.name] = kind
+TRAINED_KINDS: Final[dict[str, TrainedKind]] = {MTL_TLP: TrainedKind(MTL_TLP, LANGUAGES, _mtl_tlp_scorer)}
 
 
 def trained_kind(name: str) -> TrainedKind:
@@ -75,12 +76,3 @@ def model_key(family: str, language: str, kind: str = MTL_TLP) -> str:
 def scorer_of(fleet: Fleet, model: Model) -> Scorer:
     """Ranks programs by a loaded model of any kind, with the settings' threads and torch device."""
     return trained_kind(model.manifest.kind).scorer(fleet, model)
-
-
-def _mtl_tlp_scorer(fleet: Fleet, model: Model) -> Scorer:
-    from tlp.training.judge.evaluate import CheckpointScorer  # its predictor imports torch
-
-    return CheckpointScorer(model, threads=fleet.settings.torch_threads, torch_device=fleet.settings.torch_device)
-
-
-register_trained_kind(TrainedKind(MTL_TLP, LANGUAGES, _mtl_tlp_scorer))
