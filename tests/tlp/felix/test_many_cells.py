@@ -41,7 +41,7 @@ def test_programs_measured_before_cost_no_probes(space: DesignSpace, monkeypatch
     assert len(ask(search, 4)) == 4
     assert search._order  # there are others than were probed
     assert len(search.cells._cells) == len(search._active)
-    learned = [one for one in measured if search.cells.has(one.sketch, one.decisions)]
+    learned = [program for program in measured if search.cells.has(program.sketch, program.decisions)]
     assert 0 < len(learned) < len(measured)
     posterior = adaptation.posterior(search._pooled.pooled, search._pooled)
     assert len(posterior.anchors) == len(learned)

@@ -206,14 +206,14 @@ class RetiredInBetween(DuckDBStore):
     armed = False
 
     def get_device(self, name: str) -> Device:
-        found = super().get_device(name)
+        device = super().get_device(name)
         self._retire()
-        return found
+        return device
 
     def list_devices(self) -> list[Device]:
-        found = super().list_devices()
+        devices = super().list_devices()
         self._retire()
-        return found
+        return devices
 
     def _retire(self) -> None:
         if self.armed:
@@ -247,14 +247,14 @@ def test_a_person_retires_between_the_look_and_the_step() -> None:
 def test_a_store_that_fails_on_the_way_out_does_not_hide_ctrl_c(
     store: DuckDBStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def held(*_: object) -> Device:
+    def locked(*_: object) -> Device:
         raise StoreLockedError("the store is held by process 7")
 
     with (
         pytest.raises(KeyboardInterrupt) as caught,
         states.device_activity(store, "cpu0", DeviceState.MEASURING, "run"),
     ):
-        monkeypatch.setattr(DuckDBStore, "get_device", held)
+        monkeypatch.setattr(DuckDBStore, "get_device", locked)
         raise KeyboardInterrupt
     assert "held by process 7" in caught.value.__notes__[0]
 

@@ -134,11 +134,11 @@ def test_measuring_trains_when_it_makes_a_task_and_only_then(
         raise RegistryError("MLflow does not answer")
 
     monkeypatch.setattr(retraining, "_train", broken)
-    found = retraining.train_at_once(fleet_of(quick, fleet), OLD, ok_before=short - 1)
-    assert found is not None and "MLflow does not answer" in found["reason"]
+    report = retraining.train_at_once(fleet_of(quick, fleet), OLD, ok_before=short - 1)
+    assert report is not None and "MLflow does not answer" in report["reason"]
     monkeypatch.undo()
-    found = retraining.train_at_once(fleet_of(quick, fleet), OLD, ok_before=0)
-    assert found is not None and found["version"] == "1"
+    report = retraining.train_at_once(fleet_of(quick, fleet), OLD, ok_before=0)
+    assert report is not None and report["version"] == "1"
 
 
 def test_a_fault_in_one_family_ends_that_family_only(

@@ -111,8 +111,8 @@ def test_programs_that_ran_are_bred_from(space: DesignSpace) -> None:
         return np.full(len(rows), float(sketch.sketch_id == good.sketch.sketch_id))
 
     def near(search: ArraySearch) -> float:
-        found = ask(search, 12)
-        return float(np.mean([(np.array(c.program.decisions) == good.program.decisions).mean() for c in found]))
+        candidates = ask(search, 12)
+        return float(np.mean([(np.array(c.program.decisions) == good.program.decisions).mean() for c in candidates]))
 
     bred = near(open_search(space, score=flat, epsilon=0.0, elite=elite, generations=1))
     unbred = near(open_search(space, score=flat, epsilon=0.0, generations=1))
@@ -129,17 +129,17 @@ def test_scores_that_are_no_numbers_come_last(space: DesignSpace) -> None:
     def broken(sketch: Sketch, rows: IntArray) -> np.ndarray:
         return np.where(rows[:, 3] > 1, np.nan, score(sketch, rows))
 
-    found = ask(open_search(space, score=broken, epsilon=0.0), 4)
-    assert all(c.program.decisions[3] == 1 for c in found)
+    candidates = ask(open_search(space, score=broken, epsilon=0.0), 4)
+    assert all(c.program.decisions[3] == 1 for c in candidates)
 
 
 def test_a_space_of_few_programs_ends(workloads: tuple[Workload, ...], target: dict[str, Any]) -> None:
     search = open_search(DesignSpace(workloads[2], target), score=lambda _sketch, rows: np.zeros(len(rows)))
-    found: list[str] = []
+    proposed: list[str] = []
     while batch := ask(search, 4):
-        found += ids(batch)
-        assert len(found) < 100
-    assert len(found) == len(set(found)) > 0
+        proposed += ids(batch)
+        assert len(proposed) < 100
+    assert len(proposed) == len(set(proposed)) > 0
     assert ask(search, 4) == []
 
 
@@ -159,9 +159,9 @@ def test_what_tvm_always_rejects_is_not_tried_for_ever(space: DesignSpace, monke
     monkeypatch.setattr(DesignSpace, "build", build)
     search = open_search(space, score=likes_two, epsilon=0.0)
     for _ in range(3):
-        found = ask(search, 4)
-        assert len(found) == 4
-        assert all(c.program.decisions[-1] != 2 for c in found)
+        candidates = ask(search, 4)
+        assert len(candidates) == 4
+        assert all(c.program.decisions[-1] != 2 for c in candidates)
     sketches = len(space.sketches)
     assert len(refused) <= 8 * sketches
     assert search.counts.rejected == len(refused)
@@ -181,6 +181,6 @@ def test_what_tvm_puts_right_is_judged_anew(space: DesignSpace, monkeypatch: pyt
 
     monkeypatch.setattr(DesignSpace, "build", build)
     search = open_search(space, epsilon=0.0)
-    found = ask(search, 4)
+    candidates = ask(search, 4)
     assert search.counts.corrected == 1
-    assert worst.program.program_id not in ids(found)
+    assert worst.program.program_id not in ids(candidates)

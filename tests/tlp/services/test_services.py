@@ -36,16 +36,16 @@ from tlp.services.mlflow import MLFLOW
 
 def processes_of(home: Path) -> list[psutil.Process]:
     """Living processes, this one aside, that have the home on their command line or as their working directory."""
-    found = []
+    living = []
     for process in psutil.process_iter():
         try:
             if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
                 continue
             if process.cwd() == str(home) or any(str(home) in word for word in process.cmdline()):
-                found.append(process)
+                living.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-    return found
+    return living
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float) -> bool:
