@@ -1,6 +1,6 @@
 """A stream of devices, one strategy after the other: what each device keeps, gains, and costs.
 
-    python bench/continual.py [--strategies NAME,…] [--seeds 2] [--programs 24] [--store FOLDER] [--json]
+    python bench/continual.py [--strategies NAME,…] [--seeds 2] [--programs 24] [--epochs 16] [--store FOLDER] [--json]
     python bench/continual.py --choose [--folds 3] [--seeds 1]
 
 Stages: x86-64-v2, then x86-64-v3, x86-64-v4 (starter data, `tlp/data/starter`), then this CPU (`bench/data/this_cpu`,
@@ -108,7 +108,7 @@ def stages(
     datasets: Sequence[Dataset],
     devices: Sequence[str],
     name: str,
-    seed: int,
+    how: TrainOptions,
     first: Checkpoint,
     scored: Sequence[str],
     recipe: Recipe | None = None,
@@ -118,16 +118,16 @@ def stages(
     for count, dataset in enumerate(datasets[1:], 2):
         began = time.process_time()
         parent = None if name == SCRATCH else model
-        model = make(name, devices[count - 1], recipe).train(dataset, options(seed), parent=parent)
+        model = make(name, devices[count - 1], recipe).train(dataset, how, parent=parent)
         yield stage(store, model, devices[:count], scored, time.process_time() - began)
 
 
 def start(
-    store: DuckDBStore, dataset: Dataset, device: str, seed: int, scored: Sequence[str]
+    store: DuckDBStore, dataset: Dataset, device: str, how: TrainOptions, scored: Sequence[str]
 ) -> tuple[Checkpoint, Stage]:
     """The first stage."""
     began = time.process_time()
-    model = JointStrategy().train(dataset, options(seed))
+    model = JointStrategy().train(dataset, how)
     return model, stage(store, model, [device], scored, time.process_time() - began)
 
 
@@ -138,8 +138,8 @@ def stage(
     return Stage(score(store, model, devices, scored), seconds, samples)
 
 
-def options(seed: int) -> TrainOptions:
-    return TrainOptions(seed=seed, threads=1)
+def options(seed: int, epochs: int = TrainOptions.epochs) -> TrainOptions:
+    return TrainOptions(seed=seed, epochs=epochs, threads=1)
 
 
 def score(store: DuckDBStore, model: Checkpoint, devices: Sequence[str], scored: Sequence[str]) -> dict[str, float]:
@@ -200,16 +200,16 @@ def show(name: str, result: dict[str, Any], devices: Sequence[str], say: Callabl
 
 
 def stream(
-    store: DuckDBStore, devices: Sequence[str], names: Sequence[str], seeds: Sequence[int], programs: int
+    store: DuckDBStore, devices: Sequence[str], names: Sequence[str], trainings: Sequence[TrainOptions], programs: int
 ) -> Iterator[dict[str, Any]]:
     """Each strategy with each seed on the held-out networks: `strategy, seed, devices, programs, stages`."""
     holdout = [n.name for n in store.list_networks() if n.holdout]
     datasets = data(store, devices, holdout, programs)
-    for seed in seeds:
-        model, first = start(store, datasets[0], devices[0], seed, holdout)
+    for how in trainings:
+        model, first = start(store, datasets[0], devices[0], how, holdout)
         for name in names:
-            done = [first, *stages(store, datasets, devices, name, seed, model, holdout)]
-            row = {"strategy": name, "seed": seed, "devices": list(devices), "programs": programs}
+            done = [first, *stages(store, datasets, devices, name, how, model, holdout)]
+            row = {"strategy": name, "seed": how.seed, "devices": list(devices), "programs": programs}
             yield row | {"stages": [asdict(stage) for stage in done]}
 
 
@@ -252,7 +252,7 @@ CHOICES: dict[str, tuple[str, Recipe]] = {
 
 
 def choose(
-    store: DuckDBStore, seeds: Sequence[int], folds: int, programs: int, picked: Sequence[str], say: Any
+    store: DuckDBStore, trainings: Sequence[TrainOptions], folds: int, programs: int, picked: Sequence[str], say: Any
 ) -> list[dict[str, Any]]:
     """Budgets of the incremental strategies, by cross-validation over training networks of the step to x86-64-v3."""
     devices = STARTER[:2]
@@ -263,14 +263,16 @@ def choose(
     for fold in range(folds):
         scored = names[fold::folds]
         datasets = data(store, devices, [*scored, *marked], programs)
-        for seed in seeds:
-            model, _ = start(store, datasets[0], devices[0], seed, scored)
+        for how in trainings:
+            model, _ = start(store, datasets[0], devices[0], how, scored)
             for label in picked:
                 name, recipe = CHOICES.get(label, (label, None))
-                (last,) = stages(store, datasets, devices, name, seed, model, scored, recipe)
+                (last,) = stages(store, datasets, devices, name, how, model, scored, recipe)
                 rows.setdefault(label, []).append(last)
                 cells = "  ".join(f"{v:.3f}" for v in last.top1.values())
-                print(f"fold {fold} seed {seed} {label:30s} {cells} {last.seconds:6.1f}", file=sys.stderr, flush=True)
+                print(
+                    f"fold {fold} seed {how.seed} {label:30s} {cells} {last.seconds:6.1f}", file=sys.stderr, flush=True
+                )
     say(f"{'after ' + devices[-1]:32s}" + "".join(f"{d:>12s}" for d in devices) + f"{'mean':>9s}{'CPU s':>9s}")
     results = []
     for label, trained in rows.items():
@@ -287,6 +289,7 @@ def main() -> None:
     parser.add_argument("--strategies", default=",".join((SCRATCH, *STRATEGIES)))
     parser.add_argument("--seeds", type=int, default=2, help="how many")
     parser.add_argument("--seed", type=int, default=0, help="the first of them")
+    parser.add_argument("--epochs", type=int, default=TrainOptions.epochs, help="of a training from scratch; 1: a try")
     parser.add_argument("--programs", type=int, default=0, help="per workload, to train on; 0: all")
     parser.add_argument("--store", type=Path, default=THIS_CPU, help="Parquet folder with the last device")
     parser.add_argument("--choose", action="store_true", help="cross-validate the budgets instead")
@@ -300,16 +303,16 @@ def main() -> None:
     def say(text: str) -> None:
         print(text, file=sys.stderr if args.json else sys.stdout, flush=True)
 
-    seeds = range(args.seed, args.seed + args.seeds)
+    trainings = [options(seed, args.epochs) for seed in range(args.seed, args.seed + args.seeds)]
     if args.tables:
         answer: Any = {"strategies": tables([json.loads(line) for line in args.tables.open()], say)}
     elif args.choose:
         picked = args.choices.split(",")
-        answer = {"choices": choose(load(None)[0], seeds, args.folds, args.programs, picked, say)}
+        answer = {"choices": choose(load(None)[0], trainings, args.folds, args.programs, picked, say)}
     else:
         store, devices = load(args.store if args.store.exists() else None)
         rows = []
-        for row in stream(store, devices, args.strategies.split(","), seeds, args.programs):
+        for row in stream(store, devices, args.strategies.split(","), trainings, args.programs):
             rows.append(row)
             last = {d: round(v, 3) for d, v in row["stages"][-1]["top1"].items()}
             print(f"{row['strategy']} seed {row['seed']}: {last}", file=sys.stderr, flush=True)

@@ -1,6 +1,7 @@
 """What each part of the model is worth: variants cross-validated over training networks, then the chosen one held out.
 
-    python bench/model.py [--variants NAME,…] [--seeds 3] [--folds 4] [--holdout] [--small] [--out FILE] [--json]
+    python bench/model.py [--variants NAME,…] [--seeds 3] [--folds 4] [--holdout] [--small] [--epochs N]
+                          [--out FILE] [--json]
 
 On the starter data (`tlp/data/starter`), three platforms. Cross-validation: fold k holds out every workload of the
 training networks number k, k + folds, … by name, and always those of the networks marked as held out, which no choice
@@ -287,11 +288,15 @@ def main() -> None:
     parser.add_argument("--folds", type=int, default=4)
     parser.add_argument("--holdout", action="store_true")
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--epochs", type=int, help="of every training; left out: the variant's own; 1: a try")
     parser.add_argument("--rows", default="", help="with --small: only those whose name has this text")
     parser.add_argument("--out", type=Path, help="append each result to this file, one JSON object per line")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     store = starter()
+    if args.epochs is not None:
+        for name, variant in VARIANTS.items():
+            VARIANTS[name] = replace(variant, options=replace(variant.options, epochs=args.epochs))
 
     def say(text: str) -> None:
         print(text, file=sys.stderr if args.json else sys.stdout, flush=True)

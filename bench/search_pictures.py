@@ -104,6 +104,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/images"))
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
     import matplotlib
     import torch
 
