@@ -28,7 +28,10 @@ def doctor() -> Output:
 
 @command(app, "up", example="tlp up")
 def up() -> Output:
-    """Start the MLflow server, the Prefect server and a worker on this machine; harmless if they run already."""
+    """Start the MLflow server, the Prefect server and a worker on this machine; harmless if they run already.
+
+    Their pages ask for the login in TLP_HOME/login.
+    """
     from tlp import services
     from tlp.report import fleet as tables
 
