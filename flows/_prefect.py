@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, ParamSpec, TypeVar
 
 import httpx
@@ -196,6 +196,13 @@ def _made_up_by() -> str | None:
                 f"due at {due:%Y-%m-%d %H:%M} UTC; run {other.name}, started at {started:%Y-%m-%d %H:%M}, did its work"
             )
     return None
+
+
+def due_at() -> datetime | None:
+    """When this deployed run was due, UTC; None if it is none."""
+    context = FlowRunContext.get()
+    run = None if context is None else context.flow_run
+    return None if run is None or run.deployment_id is None else run.expected_start_time
 
 
 def begin() -> Fleet:

@@ -9,14 +9,24 @@ from prefect import Flow
 from flows import _prefect
 from flows.bootstrap import bootstrap
 from flows.measure import measure
+from flows.measure_all import measure_all
 from flows.retrain import retrain
 from flows.tune import tune
 from flows.tune_all import tune_all
-from tlp.core.requests import BootstrapRequest, MeasureRequest, NightRequest, Request, TrainRequest, TuneRequest
+from tlp.core.requests import (
+    BootstrapRequest,
+    MeasureNightRequest,
+    MeasureRequest,
+    NightRequest,
+    Request,
+    TrainRequest,
+    TuneRequest,
+)
 
 FLOWS: dict[type[Request], Flow[..., Any]] = {
     BootstrapRequest: bootstrap,
     MeasureRequest: measure,
+    MeasureNightRequest: measure_all,
     TrainRequest: retrain,
     TuneRequest: tune,
     NightRequest: tune_all,

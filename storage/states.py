@@ -75,6 +75,7 @@ class ReasonCode(StrEnum):
     FLAT = "flat"  # tuning stopped: the network gets no faster
     EXHAUSTED = "exhausted"  # no programs are left to measure
     GAVE_UP = "gave_up"  # too few programs were OK
+    TIME_UP = "time_up"  # its part of the night is over
     FAILED = "failed"
     INTERRUPTED = "interrupted"
     CRASHED = "crashed"

@@ -17,7 +17,7 @@ CONTENT = yaml.safe_load(PATH.read_text())
 def test_every_schedule_has_a_slug_and_none_says_active():
     slugs = deploy.wanted(PATH)
     by_hand = {"bootstrap": set(), "measure": set(), "tune": set()}
-    assert slugs == by_hand | {"retrain": {"nightly"}, "tune-night": {"nightly"}}
+    assert slugs == by_hand | {name: {"nightly"} for name in ("measure-night", "retrain", "tune-night")}
     for deployment in CONTENT["deployments"]:
         for schedule in deployment.get("schedules", []):
             assert "active" not in schedule

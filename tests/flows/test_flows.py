@@ -14,7 +14,14 @@ from flows.launch import FLOWS, launch
 from storage import RunKind, RunState
 from tests.fleets import fleet_of
 from tlp.core.errors import BusyError, NotFoundError
-from tlp.core.requests import BootstrapRequest, MeasureRequest, NightRequest, TrainRequest, TuneRequest
+from tlp.core.requests import (
+    BootstrapRequest,
+    MeasureNightRequest,
+    MeasureRequest,
+    NightRequest,
+    TrainRequest,
+    TuneRequest,
+)
 from tlp.core.settings import get_settings
 from tlp.fleet import locks
 
@@ -99,6 +106,7 @@ def test_a_flow_opens_the_fleet_once_and_hands_it_to_its_steps(store, prefect_ap
         (TrainRequest(), "retrain what is due"),
         (TrainRequest(device="this-cpu", force=True), "retrain this-cpu"),
         (TuneRequest(network="resnet_18", device="this-cpu"), "tune resnet_18 on this-cpu"),
+        (MeasureNightRequest(device="this-cpu", dry_run=True), "measuring night of this-cpu, dry run"),
         (NightRequest(), "tuning night"),
         (NightRequest(device="this-cpu", dry_run=True), "tuning night of this-cpu, dry run"),
     ],

@@ -9,7 +9,7 @@ import typer
 
 from tlp.cli._context import ask, choices, launch, open_all, prepare_prefect
 from tlp.cli._output import Output, command, state
-from tlp.core.requests import BootstrapRequest, MeasureRequest, TrainRequest
+from tlp.core.requests import BootstrapRequest, MeasureNightRequest, MeasureRequest, TrainRequest
 from tlp.model.kinds import KINDS, MTL_TLP
 from tlp.search.table import DEFAULT_SAMPLER, SAMPLERS
 from tlp.training.judge.table import BASELINES
@@ -78,14 +78,35 @@ def bootstrap(
 
 @command(app, "measure", example="tlp measure workstation --samples 500")
 def measure(
-    device: Annotated[str, typer.Argument(metavar="DEVICE", help="Device to measure on.")],
-    samples: Annotated[int, typer.Option(min=1, help="OK samples to add; programs that fail do not count.")],
+    device: Annotated[str | None, typer.Argument(metavar="DEVICE", help="Device to measure on.")] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(min=1, help="OK samples to add (with --due: on all devices); programs that fail do not count."),
+    ] = None,
     sampler: Sampler = "random",
     networks: Networks = None,
+    due: Annotated[bool, typer.Option("--due", help="What every device lacks, as the nightly flow does.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --due: say what devices lack, and shares.")] = False,
 ) -> Output:
-    """Measure new programs on a device until so many more are OK; every batch is stored at once."""
-    from tlp.report import work
+    """Measure new programs on a device until so many more are OK; every batch is stored at once.
 
+    `--due` measures on every device (or on DEVICE) what it lacks of its quota and for the gate, devices of different
+    machines side by side, within measure_night_programs and measure_night_s.
+    """
+    from tlp.report import measuring, work
+
+    if due:
+        for option, given in {"--sampler": sampler != "random", "--network": bool(networks)}.items():
+            if given:
+                raise typer.BadParameter(f"{option} does not go with --due: what devices lack is for the night to say")
+        report = launch(ask(MeasureNightRequest, device=device, samples=samples, dry_run=dry_run))
+        if not report["measured"] and not report["waiting"]:
+            return Output(report, lambda: measuring.dry_run(report))
+        return Output(report, lambda: measuring.outcome(report, verbose=state.verbose))
+    if dry_run:
+        raise typer.BadParameter("--dry-run goes with --due")
+    if device is None or samples is None:
+        raise typer.BadParameter(f"{'DEVICE' if device is None else '--samples'} is missing; without them: --due")
     report = launch(ask(MeasureRequest, device=device, samples=samples, sampler=sampler, networks=networks or None))
     return Output(report, lambda: work.measure_report(report))
 

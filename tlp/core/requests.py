@@ -88,6 +88,17 @@ class TuneRequest(Request):
         return f"tune {self.network} on {self.device}"
 
 
+class MeasureNightRequest(Request):
+    """Measure what every device lacks."""
+
+    device: str | None = Field(None, description="Only this device; None: all.")
+    samples: Count | None = Field(None, description="OK samples to add in all; None: `measure_night_programs`.")
+    dry_run: bool = Field(False, description="Only say what devices lack, and their shares.")
+
+    def _title(self) -> str:
+        return "measuring night" + (f" of {self.device}" if self.device else "") + (", dry run" if self.dry_run else "")
+
+
 class NightRequest(Request):
     """Tune every network on every device that is due."""
 

@@ -58,6 +58,10 @@ class Settings(BaseSettings):
     measure_workers: int = Field(1, ge=1, description="Worker processes per local device.")
     measure_batch: int = Field(32, ge=1, description="Programs per batch; a batch is committed in one transaction.")
 
+    measure_night_programs: int = Field(50_000, ge=1, description="OK samples a measuring night adds, on all devices.")
+    measure_night_s: float = Field(
+        4 * 3600.0, gt=0, description="Time after which a measuring night measures nothing, seconds."
+    )
     measure_landing: bool = Field(False, description="Hand batches in through TLP_HOME/landing: no store lock.")
     canary: bool = Field(True, description="Measure a fixed kernel before each batch to notice a machine that drifts.")
     canary_tolerance: float = Field(

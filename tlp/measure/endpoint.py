@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from typing import ClassVar, Final, Literal
 
+import psutil
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from storage import Device, DeviceState
@@ -19,6 +20,10 @@ from tlp.measure.contract import Limits
 from tlp.measure.fake import FakeRunner
 from tlp.measure.local import LocalRunner
 from tlp.measure.rpc import RpcRunner
+from tlp.measure.tracker import TrackerClient
+
+HERE: Final = "this machine"
+_TRACKER_S: Final = 5.0  # longest wait for a tracker that is asked where its boards are
 
 
 class Endpoint(BaseModel):
@@ -32,6 +37,10 @@ class Endpoint(BaseModel):
         """A runner with the limits of `settings`, to be closed by the caller. DeviceError if there is none."""
         raise NotImplementedError
 
+    def machines(self) -> frozenset[str]:
+        """What its programs run on: devices that share a machine must not be measured at the same time."""
+        return frozenset()
+
 
 class LocalEndpoint(Endpoint):
     """Worker processes on this machine."""
@@ -42,6 +51,10 @@ class LocalEndpoint(Endpoint):
     def open_runner(self, settings: Settings) -> Runner:
         """Processes of this machine, as many as `measure_workers`."""
         return LocalRunner(Limits.from_settings(settings), workers=settings.measure_workers)
+
+    def machines(self) -> frozenset[str]:
+        """This one."""
+        return frozenset({HERE})
 
 
 class RpcEndpoint(Endpoint):
@@ -66,6 +79,16 @@ class RpcEndpoint(Endpoint):
             on_step=on_step,
         )
 
+    def machines(self) -> frozenset[str]:
+        """Addresses of the boards, as the tracker knows them; if it does not answer, the key stands for them."""
+        try:
+            with TrackerClient(self.tracker, _TRACKER_S) as client:
+                hosts = client.hosts(self.key)
+        except DeviceError:
+            hosts = frozenset()
+        ours = {address.address for of in psutil.net_if_addrs().values() for address in of}
+        return frozenset(HERE if host in ours else host for host in hosts) or frozenset({f"{self.key}@{self.tracker}"})
+
 
 class DatasetEndpoint(Endpoint):
     """A platform of an imported data set: it has samples and no hardware."""
@@ -86,6 +109,10 @@ class FakeEndpoint(Endpoint):
     def open_runner(self, settings: Settings) -> Runner:
         """The fake with this seed."""
         return FakeRunner(seed=self.seed)
+
+    def machines(self) -> frozenset[str]:
+        """One of its own for each seed."""
+        return frozenset({f"fake {self.seed}"})
 
 
 class UnknownEndpoint(Endpoint):

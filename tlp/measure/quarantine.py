@@ -9,6 +9,7 @@ Back-off: the first probe `probe_first_s` after the loss, then twice as long aft
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -126,13 +127,22 @@ def set_aside(store: MeasurementStore, name: str, cause: DeviceError) -> None:
         raise exc from cause
 
 
-def wait_for_return(fleet: Fleet, name: str, runner: Runner, sleep: Callable[[float], None] = time.sleep) -> bool:
+def wait_for_return(
+    fleet: Fleet,
+    name: str,
+    runner: Runner,
+    sleep: Callable[[float], None] = time.sleep,
+    *,
+    until: float = math.inf,
+) -> bool:
     """Within a run: probe the device that was just quarantined until it is back, or `probe_patience_s` are over.
+
+    No probe begins after `until`, seconds of the monotonic clock.
 
     Raises:
         UserError: a person retired it meanwhile; it stays so.
     """
-    end = time.monotonic() + fleet.settings.probe_patience_s
+    end = min(time.monotonic() + fleet.settings.probe_patience_s, until)
     while True:
         standing = probation(fleet, fleet.store.get_device(name))
         if standing is None:

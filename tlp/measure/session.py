@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 import os
 import queue
 import sys
@@ -74,6 +75,7 @@ def measure_device(
     runner: Runner,
     on_progress: Progress = lambda _done, _ok, _failed: None,
     workload_ids: Sequence[str] | None = None,
+    until: float = math.inf,
 ) -> MeasureReport:
     """Measure programs that were never measured on the device until `samples` more are OK and not flagged.
 
@@ -86,6 +88,7 @@ def measure_device(
     Args:
         run_id: the run the measurements belong to (`tlp.fleet.runs.open_run`).
         workload_ids: None: those of every network, held-out ones included (evaluation on this device needs them).
+        until: no program begins after that moment of the monotonic clock, seconds.
 
     Raises:
         NotFoundError: no such workload, or no network yet.
@@ -103,7 +106,7 @@ def measure_device(
     watch = CanaryWatch(fleet, device, run_id, runner)
     sink = landing.Sink(fleet)
     recorder = Recorder(sink.put, device=device.name, run_id=run_id, watch=watch)
-    session = _Session(recorder, watch, device.name, samples, batch, on_progress)
+    session = _Session(recorder, watch, device.name, samples, batch, until, on_progress)
     with (
         closing(sink),
         device_activity(fleet.store, device.name, DeviceState.MEASURING, f"run {run_id}"),
@@ -115,7 +118,8 @@ def measure_device(
                 return session.report(run_id, time.monotonic() - started, code, reason)
             except (AllFailedError, DeviceLostError) as exc:
                 set_aside(fleet.store, device.name, exc)
-                if not isinstance(exc, DeviceLostError) or not wait_for_return(fleet, device.name, runner):
+                is_lost = isinstance(exc, DeviceLostError)
+                if not is_lost or not wait_for_return(fleet, device.name, runner, until=until):
                     raise
             move(fleet.store, device.name, DeviceState.MEASURING, f"run {run_id} continues", ReasonCode.WORK)
 
@@ -211,10 +215,17 @@ class _Session:
     """Counts, and the rule for stopping."""
 
     def __init__(
-        self, recorder: Recorder, watch: CanaryWatch, device: str, samples: int, batch: int, on_progress: Progress
+        self,
+        recorder: Recorder,
+        watch: CanaryWatch,
+        device: str,
+        samples: int,
+        batch: int,
+        until: float,
+        on_progress: Progress,
     ) -> None:
         self._recorder, self._watch, self._device = recorder, watch, device
-        self._samples, self._batch, self._on_progress = samples, batch, on_progress
+        self._samples, self._batch, self._until, self._on_progress = samples, batch, until, on_progress
         self._flagged = 0
         self._flying: dict[str, Candidate] = {}
         self._states: Counter[str] = Counter()
@@ -229,17 +240,23 @@ class _Session:
     def _failed(self) -> int:
         return self._states.total() - self._states[MeasurementState.OK]
 
+    @property
+    def _time_is_up(self) -> bool:
+        return time.monotonic() > self._until
+
     def run(self, candidates: Iterator[tuple[Candidate, MeasureInput]], runner: Runner) -> tuple[ReasonCode, str]:
         """Measure until enough are OK; returns DONE or why it ended before, for programs and for people."""
         with self._recorder.keeping():
             while (missing := self._samples - self._ok) > 0:
+                if self._time_is_up:
+                    return ReasonCode.TIME_UP, f"the time is up: {self._ok} of {self._samples} programs"
                 before = self._states.total()
                 self._watch.check()
                 for outcome in runner.measure(self._inputs(islice(candidates, min(missing, self._batch)))):
                     self._record(outcome)
                 tried = self._states.total()
                 self._recorder.commit()
-                if tried == before:
+                if tried == before and not self._time_is_up:
                     return ReasonCode.EXHAUSTED, "the design spaces of these workloads have no more programs"
                 if tried >= max(MAX_ATTEMPTS_FACTOR * self._samples, self._batch) and self._ok < self._samples:
                     why = f"gave up: only {self._ok} of {tried} programs were OK"
@@ -252,6 +269,8 @@ class _Session:
 
     def _inputs(self, candidates: Iterator[tuple[Candidate, MeasureInput]]) -> Iterator[MeasureInput]:
         for candidate, job in candidates:
+            if self._time_is_up:
+                return
             self._flying[job.key] = candidate
             yield job
 

@@ -116,6 +116,15 @@ class TrackerClient:
         except (*_UNREADABLE, KeyError, TypeError, AttributeError) as exc:
             raise self._failure(f"gave a summary that cannot be read: {reprlib.repr(summary)}") from exc
 
+    def hosts(self, key: str) -> frozenset[str]:
+        """Where the boards of a key can be reached; DeviceError as of `queues`."""
+        summary = self._ask([_SUMMARY], self._timeout_s)
+        try:
+            servers = [server for server in summary["server_info"] if str(server["key"]).partition(":")[2] == key]
+            return frozenset(str(server["addr"][0]) for server in servers)
+        except (*_UNREADABLE, LookupError, TypeError, AttributeError) as exc:
+            raise self._failure(f"gave a summary that cannot be read: {reprlib.repr(summary)}") from exc
+
     def queue(self, key: str) -> Queue:
         """One key; all zero if the tracker does not know it."""
         return self.queues().get(key, Queue(0, 0, 0))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from storage import MeasurementStore, RunKind
+from storage import MeasurementStore, ReasonCode, RunKind
 from tlp.core.errors import AllFailedError, InvalidInputError
 from tlp.core.fleet import Fleet
 from tlp.core.lazy import entry
@@ -21,11 +22,41 @@ from tlp.training import saturation
 from tlp.training.data.holdout import choose_holdout
 
 
-def measure(fleet: Fleet, request: MeasureRequest, *, kind: RunKind = RunKind.MEASURE) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Bounds:
+    """What a night gives a device.
+
+    Attributes:
+        samples: OK samples at most.
+        until: no program begins after that moment of the monotonic clock, seconds.
+        night: the run of the night that the measuring belongs to.
+    """
+
+    samples: int
+    until: float
+    night: str
+
+
+def measure(
+    fleet: Fleet,
+    request: MeasureRequest,
+    *,
+    kind: RunKind = RunKind.MEASURE,
+    workload_ids: Sequence[str] | None = None,
+    bounds: Bounds | None = None,
+    **note: Any,
+) -> dict[str, Any]:
     """Measure new programs on a device until `request.samples` more are OK, under its lock and as a run of its own.
 
+    Args:
+        kind: of the run.
+        workload_ids: instead of those of the request's networks.
+        bounds: of a night.
+        note: more for the run's `params`.
+
     Returns:
-        `run_id, device, ok, failed, flagged, workloads, seconds, reason` and `samples_ok` (all of the device, now).
+        `run_id, device, ok, failed, flagged, workloads, seconds, reason, code` and `samples_ok` (all of the device,
+        now).
 
     Raises:
         NotFoundError: no such device or network, or no network at all.
@@ -37,10 +68,15 @@ def measure(fleet: Fleet, request: MeasureRequest, *, kind: RunKind = RunKind.ME
     sampler = entry(SAMPLERS, "sampler", request.sampler, f"tlp measure {name} --samples {samples} --sampler random")
     device = quarantine.require_in_work(fleet, name)
     require_measurable(device)
-    workloads = _workloads_of(fleet.store, request.networks)
+    params = request.model_dump(include={"samples", "sampler", "networks"}) | note
+    if workload_ids is None:
+        workload_ids = _workloads_of(fleet.store, request.networks)
+    else:
+        params["workload_ids"] = list(workload_ids)
+    if bounds is not None:
+        params["night"] = bounds.night
     with locks.device_lock(fleet.settings, name):
-        before = fleet.store.device_counts()[name].samples_ok
-        params = request.model_dump(include={"samples", "sampler", "networks"}) | {"ok_before": before}
+        params["ok_before"] = fleet.store.device_counts()[name].samples_ok
         with (
             runs.open_run(fleet.store, kind, device=name, params=params) as run,
             open_runner(device, fleet.settings) as runner,
@@ -54,7 +90,8 @@ def measure(fleet: Fleet, request: MeasureRequest, *, kind: RunKind = RunKind.ME
                 sampler=sampler.open(fleet, device),
                 runner=runner,
                 on_progress=lambda _done, ok, failed: update(ok, f"{failed} failed" if failed else ""),
-                workload_ids=workloads,
+                workload_ids=workload_ids,
+                until=math.inf if bounds is None else bounds.until,
             )
             run.result = {key: getattr(report, key) for key in ("ok", "failed", "flagged", "seconds")}
             run.reason, run.code = report.reason, report.code
@@ -65,6 +102,7 @@ def measure(fleet: Fleet, request: MeasureRequest, *, kind: RunKind = RunKind.ME
         "workloads": report.workloads,
         "samples_ok": fleet.store.device_counts()[name].samples_ok,
         "reason": report.reason,
+        "code": report.code.value,
     }
 
 
@@ -73,15 +111,16 @@ def _workloads_of(store: MeasurementStore, networks: Sequence[str] | None) -> li
     return None if networks is None else list(ids)
 
 
-def fill_quota(fleet: Fleet, request: BootstrapRequest) -> dict[str, Any]:
+def fill_quota(fleet: Fleet, request: BootstrapRequest, bounds: Bounds | None = None) -> dict[str, Any]:
     """Measure what the device lacks of its `min_samples`; nothing if it has them.
 
     With `until_flat` it is measured in doublings, and no more once more samples would not make the model better
-    (`tlp.training.saturation`); each answer is a run of its own, which the decision to train reads.
+    (`tlp.training.saturation`); each answer is a run of its own, which the decision to train reads. With `bounds` it
+    ends earlier, too.
 
     Returns:
         `device, samples_ok, min_samples` and `ok, failed, seconds` of this call; `enough`, the reason for stopping
-        before the quota, or None.
+        before the quota, or None; `reason` and `code` of the last run.
 
     Raises:
         AllFailedError: the quota cannot be reached (most programs fail, or the design spaces have no more).
@@ -93,7 +132,8 @@ def fill_quota(fleet: Fleet, request: BootstrapRequest) -> dict[str, Any]:
     landing.require_taken_in(fleet, device.name)  # else what waits is measured once more
     have = fleet.store.device_counts()[device.name].samples_ok
     report: dict[str, Any] = {"device": device.name, "samples_ok": have, "min_samples": device.min_samples}
-    report |= {"ok": 0, "failed": 0, "seconds": 0.0, "enough": None}
+    report |= {"ok": 0, "failed": 0, "seconds": 0.0, "enough": None, "reason": "done", "code": ReasonCode.DONE.value}
+    most = device.min_samples if bounds is None else min(device.min_samples, have + bounds.samples)
     while have < device.min_samples:
         goal = device.min_samples
         if request.until_flat:
@@ -105,22 +145,30 @@ def fill_quota(fleet: Fleet, request: BootstrapRequest) -> dict[str, Any]:
                     break
                 wanted = _next_question(have, verdict)
             goal = min(wanted, goal)
-        part = _measure_up_to(fleet, request, have, goal)
+        if have >= most:
+            break
+        part = _measure_up_to(fleet, request, have, min(goal, most), bounds)
         report["samples_ok"] = have = part["samples_ok"]
+        report |= {key: part[key] for key in ("reason", "code")}
         for key in ("ok", "failed", "seconds"):
             report[key] += part[key]
+        if part["code"] == ReasonCode.TIME_UP:
+            break
     return report
 
 
-def _measure_up_to(fleet: Fleet, request: BootstrapRequest, have: int, goal: int) -> dict[str, Any]:
-    """Measure until the device has `goal` samples; AllFailedError if it has fewer afterwards."""
+def _measure_up_to(
+    fleet: Fleet, request: BootstrapRequest, have: int, goal: int, bounds: Bounds | None
+) -> dict[str, Any]:
+    """Measure until the device has `goal` samples; AllFailedError if it has fewer although there was time."""
     device = request.device
     lacking = MeasureRequest(device=device, samples=goal - have, sampler=request.sampler, networks=request.networks)
-    part = measure(fleet, lacking, kind=RunKind.BOOTSTRAP)
+    kind = RunKind.BOOTSTRAP if bounds is None else RunKind.MEASURE
+    part = measure(fleet, lacking, kind=kind, bounds=bounds, until_flat=request.until_flat)
     if part["samples_ok"] < goal:
         landing.require_taken_in(fleet, device)
         part["samples_ok"] = fleet.store.device_counts()[device].samples_ok
-    if part["samples_ok"] < goal:
+    if part["samples_ok"] < goal and part["code"] != ReasonCode.TIME_UP:
         raise AllFailedError(
             f"device {device!r} has {part['samples_ok']} of {goal} samples: {part['reason']}",
             next_command="tlp network add vgg_16 --builtin vgg_16",

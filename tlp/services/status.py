@@ -158,6 +158,8 @@ def _again(run: Run) -> str:
     """The command that goes on with a run; whatever it is, its start closes the row of the dead one."""
     if run.kind is RunKind.BOOTSTRAP:
         return f"bootstrap {run.device}"
+    if run.kind is RunKind.MEASURE and (run.device is None or "night" in run.params):
+        return "measure --due"
     if run.kind is RunKind.MEASURE:
         return f"measure {run.device} --samples {run.params.get('samples', 100)}"
     if run.kind is RunKind.TUNE and run.device is None:  # a night

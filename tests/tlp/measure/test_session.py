@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
@@ -19,6 +20,7 @@ from storage import (
     MeasurementStore,
     Network,
     NetworkTask,
+    ReasonCode,
     RunKind,
     RunState,
     Workload,
@@ -100,6 +102,31 @@ def test_budget_is_spread_over_workloads_and_nothing_is_measured_twice(store: Du
     assert set(Counter(frame["workload_id"]).values()) == {8}
     assert store.get_device("cpu0").state is DeviceState.ENROLLED
     assert [e.state for e in store.device_events("cpu0")][1:3] == [DeviceState.MEASURING, DeviceState.ENROLLED]
+
+
+class Slow(FakeRunner):
+    """Sleeps over a moment when it has measured some programs."""
+
+    def __init__(self, after: int, until: float) -> None:
+        super().__init__()
+        self.after, self.until = after, until
+
+    def measure(self, inputs: Iterable[MeasureInput]) -> Iterator[MeasureOutcome]:
+        for outcome in super().measure(inputs):
+            self.after -= 1
+            if self.after == 0:
+                time.sleep(max(self.until - time.monotonic(), 0.0) + 1e-3)
+            yield outcome
+
+
+def test_no_program_begins_when_the_time_is_up(store: DuckDBStore) -> None:
+    """In the middle of a batch; what was measured is stored and the run ends well."""
+    until = time.monotonic() + 1.0
+    report = measure(store, 40, Slow(6, until), until=until)
+    assert (report.code, report.ok) == (ReasonCode.TIME_UP, store.measurements(device="cpu0").height)
+    assert report.ok <= 6 and report.reason == f"the time is up: {report.ok} of 40 programs"
+    assert store.list_runs()[0].state is RunState.DONE
+    assert measure(store, 40, until=time.monotonic() - 1).ok == 0
 
 
 def test_failures_are_stored_and_do_not_count(store: DuckDBStore) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from tlp.core.errors import DeviceError, InvalidInputError
 from tlp.measure import tracker
+from tlp.measure.endpoint import HERE, RpcEndpoint
 from tlp.measure.tracker import MAGIC, Queue, TrackerClient, parse_address
 
 SUMMARY = b'[0, {"server_info": [{"key": "server:pi"}], "queue_info": {"pi": {"free": 1, "pending": 0}}}]'
@@ -50,6 +51,22 @@ def summary(free: str) -> bytes:
 def test_a_summary() -> None:
     with saying(SUMMARY, 1e-4) as address, TrackerClient(address, 30.0) as client:
         assert client.queues() == {"pi": Queue(1, 1, 0)}
+
+
+def test_where_the_boards_of_a_key_are() -> None:
+    addresses = {"pi": "192.0.2.1", "cpu": "127.0.0.1", "gpu": "127.0.0.1"}
+    servers = [{"key": f"server:{key}", "addr": [host, 9090]} for key, host in addresses.items()]
+    answer = json.dumps([0, {"server_info": servers, "queue_info": {}}]).encode()
+    for key, machines in (("pi", {"192.0.2.1"}), ("cpu", {HERE}), ("gpu", {HERE})):
+        with saying(answer) as address:
+            assert RpcEndpoint(tracker=address, key=key).machines() == machines
+    assert RpcEndpoint(tracker="127.0.0.1:9", key="pi").machines() == {"pi@127.0.0.1:9"}
+    with (
+        saying(SUMMARY) as address,
+        TrackerClient(address, 30.0) as client,
+        pytest.raises(DeviceError, match="summary"),
+    ):
+        client.hosts("pi")
 
 
 def test_an_answer_that_trickles_in_is_no_answer() -> None:

@@ -49,7 +49,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         store.add_measurements(MeasurementBatch(sketches, [c.program for c in made], rows))
         store.finish_run(run, RunState.DONE, "done")
         have = store.device_counts()[device].samples_ok
-        return {"ok": samples, "failed": 0, "seconds": 0.0, "reason": "done", "samples_ok": have}
+        return {"ok": samples, "failed": 0, "seconds": 0.0, "reason": "done", "code": "done", "samples_ok": have}
 
     monkeypatch.setattr(pipeline, "measure", measure)
     monkeypatch.setattr(saturation, "START", 24)
