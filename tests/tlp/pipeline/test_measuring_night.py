@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -16,11 +17,12 @@ from tests.tlp import small_fleet
 from tests.tlp.pipeline import night_fleet
 from tests.tlp.small_fleet import HELD, TRAINED, candidates, measured, workload
 from tlp.core import processes
-from tlp.core.errors import NotFoundError
+from tlp.core.errors import BusyError, DeviceLostError, NotFoundError
 from tlp.core.fleet import Fleet
 from tlp.core.requests import MeasureNightRequest
 from tlp.core.settings import Settings
-from tlp.pipeline.night import Lack, MeasureNight, lanes, look, split
+from tlp.pipeline.night import Lack, MeasureNight, _measuring, lanes, look, split
+from tlp.pipeline.night._share import Share
 from tlp.report import measuring as pages
 
 QUOTA = 40
@@ -196,3 +198,113 @@ def test_a_night_that_starts_when_it_should_be_over_is_skipped(fleet: Fleet) -> 
     assert (run.state, run.reason, run.device) == (RunState.SKIPPED, report["reason"], None)
     half = MeasureNight(fleet, MeasureNightRequest(), datetime.now(UTC) - late / 2)
     assert half.decide()["window_s"] <= fleet.settings.measure_night_s / 2 and half.due
+
+
+class Process:
+    """In place of the process of a share: does what the test says."""
+
+    acts: ClassVar[dict[str, Callable[[Share], dict[str, Any]]]]
+
+    def __init__(self, share: Share) -> None:
+        self.share = share
+
+    def report(self) -> dict[str, Any]:
+        return self.acts[self.share.device](self.share)
+
+    def stop(self) -> None: ...
+
+
+@pytest.fixture
+def night(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> MeasureNight:
+    """Of three devices on one machine, each of which lacks 48; the budget is for two of them."""
+    for name in ("a", "b"):
+        row = replace(night_fleet.device(name), endpoint={"kind": "fake"}, min_samples=QUOTA)
+        fleet.store.add_device(row, "for a test")
+    monkeypatch.setattr(_measuring, "ShareProcess", Process)
+    return MeasureNight(fleet, MeasureNightRequest(samples=96))
+
+
+def took(samples: int) -> Callable[[Share], dict[str, Any]]:
+    return lambda share: {"ok": min(samples, share.samples), "failed": 0, "reason": "done"}
+
+
+def fails(exc: Exception) -> Callable[[Share], dict[str, Any]]:
+    def act(_share: Share) -> dict[str, Any]:
+        raise exc
+
+    return act
+
+
+def run(night: MeasureNight) -> dict[str, Any]:
+    night.decide()
+    with night.open():
+        night.measure(MeasureNight.measure_share)
+        report = night.close()
+        night.require_some()
+    return report
+
+
+def test_what_one_leaves_falls_to_those_behind_it(night: MeasureNight) -> None:
+    """The first fails, the second is busy: the third has what it needs, and the time of all three."""
+    Process.acts = {"a": fails(DeviceLostError("no board")), "b": fails(BusyError("somebody")), "cpu": took(99)}
+    report = run(night)
+    rows = {row["device"]: (row["ended"], row["share"], row["ok"], row["reason"]) for row in report["measured"]}
+    assert rows == {
+        "a": ("failed", 32, 0, "no board"),
+        "b": ("busy", 48, 0, "somebody"),
+        "cpu": ("measured", 48, 48, "done"),
+    }
+    assert report["reason"] == "1 measured, 1 failed, 1 busy of 3 due; 48 of 96 programs"
+    assert [line["device"] for line in pages.rows(report)] == ["a", "b", "cpu", "small"]
+
+
+def test_a_night_fails_only_if_nothing_could_be_measured(night: MeasureNight, fleet: Fleet) -> None:
+    Process.acts = {
+        "a": fails(BusyError("somebody")),
+        "b": fails(ValueError("odd\nthing")),
+        "cpu": fails(BusyError("x")),
+    }
+    with pytest.raises(ValueError, match="odd"):
+        run(night)
+    own = fleet.store.list_runs(kind=RunKind.MEASURE)[0]
+    assert own.state is RunState.FAILED
+    assert [row["reason"] for row in own.result["measured"]] == ["somebody", "ValueError: odd day", "x"]
+
+
+def test_each_is_looked_at_anew_in_its_turn(night: MeasureNight, fleet: Fleet) -> None:
+    """The second is retired while the first is measured, the third is out of programs."""
+
+    def retire(share: Share) -> dict[str, Any]:
+        fleet.store.set_device_state("b", DeviceState.RETIRED, "sold")
+        return {"ok": 96, "failed": 0, "reason": "done"}
+
+    Process.acts = {"a": retire}
+    report = run(night)
+    assert report["waiting"] == [
+        {"device": "b", "reason": "retired, gets no new work"},
+        {"device": "cpu", "reason": "0 of 96 programs of the night are left"},
+    ]
+    assert report["reason"] == "1 measured, 2 waiting of 3 due; 96 of 96 programs"
+
+
+def test_those_behind_wait_when_the_time_is_over(night: MeasureNight) -> None:
+    def long(share: Share) -> dict[str, Any]:
+        assert share.seconds == pytest.approx(4 * 3600 / 3, rel=0.01)  # its part of the window
+        night._end = 0.0
+        return {"ok": 1, "failed": 0, "reason": "the time is up"}
+
+    Process.acts = {"a": long}
+    report = run(night)
+    assert [row["reason"] for row in report["waiting"]] == ["the night's 4 h are over"] * 2
+
+
+def test_a_killed_night_goes_on_with_what_is_left(fleet: Fleet) -> None:
+    gone = {**processes.identity(), "pid": 1 << 22}
+    own = fleet.store.start_run(RunKind.MEASURE, device=None, params={"what": MeasureNight.WHAT}, owner=gone)
+    measure(fleet, TRAINED, 2, night=own)
+    measure(fleet, HELD, 2)  # a person's, meanwhile
+    fleet.store.finish_run(own, RunState.CRASHED, "its process is gone")
+    assert MeasureNight(fleet, MeasureNightRequest(samples=20)).spent_before == 2 * len(TRAINED)
+    with MeasureNight(fleet, MeasureNightRequest(samples=20)).open():
+        pass
+    assert MeasureNight(fleet, MeasureNightRequest(samples=20)).spent_before == 0
