@@ -157,7 +157,7 @@ class Settings(BaseSettings):
 
     @property
     def locks_dir(self) -> Path:
-        """flock files: device-NAME, train-FAMILY, registry-FAMILY, registry-init, services (`.lock` each)."""
+        """flock files: device-NAME, measure-night, train-FAMILY, registry-FAMILY, registry-init, services."""
         return self.home / "locks"
 
     @property

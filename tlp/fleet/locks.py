@@ -35,6 +35,11 @@ def train_lock(settings: Settings, family: str) -> AbstractContextManager[None]:
     return _lock(settings.locks_dir / f"train-{family}.lock", f"the model of family {family!r} is being trained")
 
 
+def measure_night_lock(settings: Settings) -> AbstractContextManager[None]:
+    """The same for the measuring night: two would measure devices of one machine at the same time."""
+    return _lock(settings.locks_dir / "measure-night.lock", "a measuring night is at work, started")
+
+
 @contextmanager
 def sign_of_life(path: Path) -> Iterator[None]:
     """The file is locked for the length of the body and then goes. Raises InvalidInputError: it cannot be written."""

@@ -148,7 +148,7 @@ def warnings(
 def _waiting(row: dict[str, Any]) -> str:
     name, missing = row["name"], max(row["min_samples"] - row["samples_ok"], 0)
     if missing:
-        text = f"device {name} waits for {missing} more samples and nothing measures it"
+        text = f"device {name} waits for {missing} more samples and nothing measures it now"
         return f"{text}: tlp measure {name} --samples {missing}"
     # there may be a champion: its family's, without this device, or one a person moved there
     return f"device {name} has its samples but no training with them passed the gate yet: tlp train --device {name}"

@@ -268,7 +268,7 @@ def test_a_night_fails_only_if_nothing_could_be_measured(night: MeasureNight, fl
         run(night)
     own = fleet.store.list_runs(kind=RunKind.MEASURE)[0]
     assert own.state is RunState.FAILED
-    assert [row["reason"] for row in own.result["measured"]] == ["somebody", "ValueError: odd day", "x"]
+    assert [row["reason"] for row in own.result["measured"]] == ["somebody", "ValueError: odd thing", "x"]
 
 
 def test_each_is_looked_at_anew_in_its_turn(night: MeasureNight, fleet: Fleet) -> None:
@@ -285,6 +285,22 @@ def test_each_is_looked_at_anew_in_its_turn(night: MeasureNight, fleet: Fleet) -
         {"device": "cpu", "reason": "0 of 96 programs of the night are left"},
     ]
     assert report["reason"] == "1 measured, 2 waiting of 3 due; 96 of 96 programs"
+
+
+def test_one_night_at_a_time(night: MeasureNight, fleet: Fleet) -> None:
+    caught: list[BaseException] = []
+
+    def other(_share: Share) -> dict[str, Any]:  # in the thread of a lane
+        try:
+            with night.open():
+                pass
+        except BusyError as exc:
+            caught.append(exc)
+        return {"ok": 96, "failed": 0, "reason": "done"}
+
+    Process.acts = {"a": other}
+    assert run(night)["reason"].startswith("1 measured")
+    assert "a measuring night is at work, started by process" in str(caught[0])
 
 
 def test_those_behind_wait_when_the_time_is_over(night: MeasureNight) -> None:

@@ -17,7 +17,7 @@ from tlp.core.errors import StoreError, TlpError
 from tlp.core.fleet import Fleet
 from tlp.core.progress import say
 from tlp.core.requests import MeasureNightRequest
-from tlp.fleet import runs
+from tlp.fleet import locks, runs
 from tlp.pipeline.night._common import AnyNight
 from tlp.pipeline.night._lacking import Lack, lanes, look, split
 from tlp.pipeline.night._share import Share, ShareProcess
@@ -88,9 +88,12 @@ class MeasureNight(AnyNight):
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """The night's own run row for the length of the body; afterwards no process of it is left, and no open run."""
+        """The night's lock and run row, for the length of the body; afterwards no run of it is left open.
+
+        Raises BusyError: another measuring night is at work.
+        """
         try:
-            with super().open():
+            with locks.measure_night_lock(self._settings), super().open():
                 yield
         finally:
             with suppress(StoreError):  # the next start does it, too
