@@ -110,7 +110,7 @@ def prefect_app() -> Door:
 
 
 def mlflow_app() -> Door:
-    """MLflow's server, as `mlflow server` starts it, without that parent process: 200 MB that only wait."""
+    """MLflow's server, as `mlflow server` starts it, without that parent process: 280 MB that only wait."""
     secrets.mask_logs()
     settings = get_settings()
     os.environ["MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE"] = "true"  # the door is stricter
