@@ -9,7 +9,20 @@ from pathlib import Path
 
 from storage import Actor, ModelEvent, ReasonCode
 from tlp.core.errors import InvalidInputError, NotFoundError
-from tlp.core.registry import CHAMPION, ModelRegistry, ModelVersion, ResolvedModel, Submission, pin_alias, rejected_tag
+from tlp.core.registry import (
+    CHAMPION,
+    HOLD,
+    HOLD_REASON,
+    ModelRegistry,
+    ModelVersion,
+    ResolvedModel,
+    Standing,
+    Submission,
+    holds_of,
+    of_device,
+    pin_alias,
+    rejected_tag,
+)
 from tlp.registry import moves
 from tlp.registry.versions import model_name
 
@@ -42,6 +55,7 @@ class FakeRegistry(ModelRegistry):
         self.versions: list[FakeVersion] = []
         self.aliases: dict[tuple[str, str], int] = {}
         self.events: list[ModelEvent] = []
+        self.model_tags: dict[str, dict[str, str]] = {}
 
     @property
     def champion(self) -> dict[str, int]:
@@ -102,6 +116,35 @@ class FakeRegistry(ModelRegistry):
     def champion_version(self, family: str) -> int | None:
         """Where the champion is."""
         return self.aliases.get((family, CHAMPION))
+
+    def standing(self, family: str, version: int) -> Standing:
+        """Aliases, holds, and the tags of a version. Raises NotFoundError."""
+        prefix = pin_alias("")
+        at = {alias: number for (of, alias), number in self.aliases.items() if of == family}
+        pins = {alias.removeprefix(prefix): number for alias, number in at.items() if alias.startswith(prefix)}
+        tags = dict(self._get(family, version).tags)
+        return Standing(at.get(CHAMPION), pins, holds_of(self.model_tags.get(family, {})), tags)
+
+    def hold(self, family: str, reason: str, *, device: str | None = None) -> None:
+        """Set the tags."""
+        if not self._versions(family):
+            raise NotFoundError(f"{model_name(family)} is not registered yet")
+        tags = self.model_tags.setdefault(family, {})
+        tags |= {of_device(HOLD, device): "true", of_device(HOLD_REASON, device): reason}
+
+    def release(self, family: str, reason: str, *, device: str | None = None) -> bool:
+        """Take the tag off."""
+        return self.model_tags.get(family, {}).pop(of_device(HOLD, device), None) is not None
+
+    def unpin(self, family: str, device: str, version: int, *, reason: str) -> ModelEvent | None:
+        """Take a pin off."""
+        alias = pin_alias(device)
+        if self.aliases.get((family, alias)) != version:
+            return None
+        del self.aliases[family, alias]
+        by = Actor.PIPELINE
+        self.events.append(ModelEvent(datetime.now(UTC), model_name(family), alias, str(version), None, by, reason))
+        return self.events[-1]
 
     def last_good(self, family: str, device: str | None) -> list[int]:
         """Earlier champions, newest first."""

@@ -147,3 +147,30 @@ def test_the_last_good_version_stands_in(three: ModelRegistry) -> None:
     shutil.rmtree(three.resolve(FAMILY, ref=1).checkpoint_dir)
     with pytest.raises(ModelFormatError, match="damaged"):
         three.usable(FAMILY, None, load)
+
+
+def test_a_hold_is_there_until_it_is_released(three: ModelRegistry) -> None:
+    assert three.standing(FAMILY, 3).holds == {}
+    three.hold(FAMILY, "a conference")
+    three.hold(FAMILY, "it is being repaired", device="cpu0")
+    assert three.standing(FAMILY, 3).holds == {"": "a conference", "cpu0": "it is being repaired"}
+    assert three.release(FAMILY, "over") and not three.release(FAMILY, "over")
+    assert three.standing(FAMILY, 3).holds == {"cpu0": "it is being repaired"}
+    assert not three.release(FAMILY, "over", device="cpu1")
+    with pytest.raises(NotFoundError, match="not registered"):
+        three.hold("aarch64", "?")
+
+
+def test_the_pipelines_own_pin_comes_off(three: ModelRegistry) -> None:
+    three.promote(FAMILY, 2, reason="a trial", alias="champion-cpu0")
+    assert three.unpin(FAMILY, "cpu0", 3, reason="no") is None, "it is on another version"
+    three.tag(FAMILY, 2, "approval", "yes")
+    standing = three.standing(FAMILY, 2)
+    assert (standing.champion, standing.pins, standing.tags["approval"]) == (3, {"cpu0": 2}, "yes")
+    event = three.unpin(FAMILY, "cpu0", 2, reason="over")
+    assert event is not None and (event.from_version, event.to_version, event.by) == ("2", None, Actor.PIPELINE)
+    assert three.standing(FAMILY, 2).pins == {} and three.unpin(FAMILY, "cpu0", 2, reason="over") is None
+    assert three.reconcile() == [], "no person's move"
+    assert "rejected-cpu0" not in three.show(FAMILY, 2).tags
+    with pytest.raises(NotFoundError):
+        three.standing(FAMILY, 9)

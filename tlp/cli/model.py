@@ -1,4 +1,4 @@
-"""`tlp model`: list, show, promote, rollback, history."""
+"""`tlp model`: list, show, promote, rollback, hold, release, history."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from storage import Actor, ModelEvent
+from storage import Actor, ModelEvent, ReasonCode
 from tlp.cli._context import Reason, open_all
 from tlp.cli._output import Output, command, group, state
 from tlp.core.errors import InvalidInputError, NotFoundError
@@ -87,6 +87,31 @@ def rollback(
     return _moved(fleet.registry.rollback(key, number, device=device, reason=reason), "")
 
 
+Held = Annotated[str | None, typer.Option(help="Only this device: it keeps the version it uses.")]
+
+
+@command(app, "hold", example='tlp model hold --reason "a demonstration until Friday"')
+def hold(reason: Reason = "held by a person", device: Held = None, family: Family = None) -> Output:
+    """Promote nothing until it is released; training and registering go on.
+
+    The same as the tag hold = true on the model's page in MLflow (hold-DEVICE for one device).
+    """
+    fleet = open_all()
+    key = _key(fleet, family, device)
+    fleet.registry.hold(key, reason, device=device)
+    return _held(key, device, True, "is held until: tlp model release" + (f" --device {device}" if device else ""))
+
+
+@command(app, "release", example="tlp model release")
+def release(reason: Reason = "released by a person", device: Held = None, family: Family = None) -> Output:
+    """End a hold; a version that passed meanwhile is promoted by the next flow, if no other was since."""
+    fleet = open_all()
+    key = _key(fleet, family, device)
+    was_held = fleet.registry.release(key, reason, device=device)
+    after = "is released; what passed meanwhile is promoted by the next retraining or tuning run"
+    return _held(key, device, False, after if was_held else "was not held")
+
+
 @command(app, "history", example="tlp model history --json")
 def history(family: Family = None) -> Output:
     """Every move of an alias, ours or a person's, oldest first."""
@@ -96,6 +121,13 @@ def history(family: Family = None) -> Output:
     fleet.registry.reconcile()
     rows = [_event(event) for event in fleet.registry.history(family)]
     return Output(rows, lambda: models.history(rows, verbose=state.verbose))
+
+
+def _held(key: str, device: str | None, held: bool, text: str) -> Output:
+    from tlp.registry import model_name
+
+    row = {"model": model_name(key), "device": device, "held": held}
+    return Output(row, lambda: f"{row['model']}{f' for {device}' if device else ''} {text}")
 
 
 def _number(version: str) -> str:
@@ -142,6 +174,8 @@ def _row(version: ModelVersion) -> dict[str, Any]:
 
 def _event(event: ModelEvent) -> dict[str, Any]:
     row = {key: getattr(event, key) for key in ("at", "model", "alias", "by", "reason")}
+    if event.code in (ReasonCode.HELD, ReasonCode.RELEASED):
+        row["reason"] = f"{event.code}: {event.reason}"
     return row | {"from": event.from_version, "to": event.to_version}
 
 

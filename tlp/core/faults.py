@@ -21,6 +21,7 @@ PLACES: Final = (
     "uploaded",  # the files are there, the version is not
     "registered",  # the version is there, its run is not closed
     "run-closed",  # nobody uses the version
+    "noted",  # the store knows the version
     "announced",  # the intent is written, the alias is not moved
     "aliased",  # the alias is moved, nobody recorded it
     "recorded",  # the history has the move, the devices are not said to be serving

@@ -36,6 +36,37 @@ def rejected_tag(alias: str) -> str:
     return REJECTED + alias.removeprefix(CHAMPION) if alias.startswith(CHAMPION) else f"{REJECTED}-{alias}"
 
 
+APPROVAL: Final = "approval"
+"""Tag of a version: `waiting` for a person's `yes` or `no`."""
+HOLD: Final = "hold"
+HOLD_REASON: Final = "hold_reason"
+
+
+def of_device(name: str, device: str | None) -> str:
+    """The tag of that name that is meant for one device only, `hold-<device>`."""
+    return name if device is None else f"{name}-{device}"
+
+
+def says_yes(text: str) -> bool:
+    """Whether a person's tag says yes."""
+    return text.strip().lower() in ("true", "yes", "1")
+
+
+def says_no(text: str) -> bool:
+    """Whether a person's tag says no."""
+    return text.strip().lower() in ("false", "no", "0")
+
+
+def holds_of(tags: Mapping[str, str]) -> dict[str, str]:
+    """Device, or "" for all of them → why nothing is promoted, by the tags of a registered model."""
+    held = {}
+    for key, value in tags.items():
+        name, _, device = key.partition("-")
+        if name == HOLD and says_yes(value):
+            held[device] = tags.get(of_device(HOLD_REASON, device or None)) or f"{key} = {value.strip()} in MLflow"
+    return held
+
+
 def devices_of(tags: Mapping[str, str]) -> tuple[str, ...]:
     """Devices with a head in a version, by its tags; a JSON list was written until 2026-11."""
     text = tags.get("devices", "")
@@ -128,6 +159,16 @@ class ModelVersion:
 
 
 @dataclass(frozen=True)
+class Standing:
+    """Where the aliases of a model are, and what people said of it and of one of its versions, now."""
+
+    champion: int | None
+    pins: Mapping[str, int]  # device → version
+    holds: Mapping[str, str]  # `holds_of`
+    tags: Mapping[str, str]  # of the version
+
+
+@dataclass(frozen=True)
 class ResolvedModel:
     """A version to work with, and its files on this machine."""
 
@@ -199,6 +240,22 @@ class ModelRegistry(ABC):
     @abstractmethod
     def champion_version(self, family: str) -> int | None:
         """Where `champion` points now; None: nowhere."""
+
+    @abstractmethod
+    def standing(self, family: str, version: int) -> Standing:
+        """Aliases and holds of the model, and the tags of a version."""
+
+    @abstractmethod
+    def hold(self, family: str, reason: str, *, device: str | None = None) -> None:
+        """A person: nothing is promoted, for the device or at all, until `release`. Tags of the model say so."""
+
+    @abstractmethod
+    def release(self, family: str, reason: str, *, device: str | None = None) -> bool:
+        """The end of a hold; False if there was none."""
+
+    @abstractmethod
+    def unpin(self, family: str, device: str, version: int, *, reason: str) -> ModelEvent | None:
+        """The pipeline takes a device's pin off, and records it; None if the pin is not on that version."""
 
     @abstractmethod
     def last_good(self, family: str, device: str | None) -> list[int]:

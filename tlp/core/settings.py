@@ -103,6 +103,12 @@ class Settings(BaseSettings):
     gate_max_task_slowdown: float = Field(2.0, ge=1, description="Times slower that a candidate may make a task.")
     gate_bootstrap: int = Field(2000, ge=10, description="Bootstrap resamples of held-out tasks in the gate.")
 
+    # -- promotion
+    promotion: Literal["auto", "approval", "staged"] = Field(
+        "auto", description="What follows the gate: champion at once, a person's approval, a trial on one device."
+    )
+    stage_rounds: int = Field(64, ge=1, description="Tuning rounds of a trial on one device (promotion staged).")
+
     # -- registry
     registry_patience_s: float = Field(
         300.0,
@@ -157,7 +163,7 @@ class Settings(BaseSettings):
 
     @property
     def locks_dir(self) -> Path:
-        """flock files: device-NAME, measure-night, train-FAMILY, registry-FAMILY, registry-init, services."""
+        """flock files (`.lock`): device-NAME, measure-night, train-FAMILY, promote-FAMILY, registry-FAMILY, services."""
         return self.home / "locks"
 
     @property

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 import filelock
 
@@ -19,6 +20,8 @@ from tlp.core import processes
 from tlp.core.errors import BusyError, InvalidInputError
 from tlp.core.files import write_text
 from tlp.core.settings import Settings
+
+_PROMOTION_TIMEOUT_S: Final = 600.0
 
 
 def device_lock(settings: Settings, name: str) -> AbstractContextManager[None]:
@@ -38,6 +41,12 @@ def train_lock(settings: Settings, family: str) -> AbstractContextManager[None]:
 def measure_night_lock(settings: Settings) -> AbstractContextManager[None]:
     """The same for the measuring night: two would measure devices of one machine at the same time."""
     return _lock(settings.locks_dir / "measure-night.lock", "a measuring night is at work, started")
+
+
+def promotion_lock(settings: Settings, family: str) -> AbstractContextManager[None]:
+    """The same for promoting versions of one family; waits, as no promotion takes long."""
+    what = f"versions of family {family!r} are being promoted"
+    return _lock(settings.locks_dir / f"promote-{family}.lock", what, _PROMOTION_TIMEOUT_S)
 
 
 @contextmanager
@@ -73,12 +82,12 @@ def _not_writable(path: Path, exc: OSError) -> InvalidInputError:
 
 
 @contextmanager
-def _lock(path: Path, what: str) -> Iterator[None]:
+def _lock(path: Path, what: str, timeout_s: float = 0.0) -> Iterator[None]:
     # Beside the lock file and not in it: opening a lock file may truncate it, also for the one who then has to wait.
     holder = path.with_suffix(".holder")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(path, timeout=0, is_singleton=True)
+        lock = filelock.FileLock(path, timeout=timeout_s, is_singleton=True)
         lock.acquire()
     except filelock.Timeout as exc:
         busy = f"{what} by {describe_holder(path)}; try again when it is through"

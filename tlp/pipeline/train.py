@@ -30,8 +30,9 @@ from tlp.training.kinds import trained_kind
 from tlp.training.learn.table import JOINT, make_strategy
 from tlp.training.learn.trainer import EpochReport
 from tlp.training.plan import TrainingPlan, keys_of
+from tlp.training.promotion import carry_on, mark_serving
 from tlp.training.retrain import PLAIN, RetrainResult, Steps, run_training, submit_kept
-from tlp.training.submit import Training, mark_serving
+from tlp.training.submit import Training
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +105,7 @@ def train_at_once(fleet: Fleet, device: str, ok_before: int, steps: Steps = PLAI
         return None
     say(f"{device} has the {row.min_samples} samples that make it a task: training")
     try:
+        fleet.registry.reconcile()  # a person may have rolled back meanwhile
         report = retrain(fleet, TrainRequest(device=device), steps)
     except Exception as exc:  # a fault of ours, too: its traceback goes to the log
         log.warning("%s was not trained", device, exc_info=None if isinstance(exc, TlpError) else exc)
@@ -234,7 +236,8 @@ def _not_trained(key: str, plans: Sequence[TrainingPlan], verdict: str) -> Repor
 def reconcile(fleet: Fleet) -> int:
     """Record what people moved in MLflow, close its runs of dead processes, register trained models that were kept.
 
-    A champion whose live quality fell is left, if that is the setting (`tlp.fleet.fallen`).
+    A champion whose live quality fell is left, if that is the setting (`tlp.fleet.fallen`). Versions that wait for a
+    person or are on trial go on.
 
     Returns the number of moves that were recorded. Raises RegistryError if the registry is at fault.
     """
@@ -246,4 +249,6 @@ def reconcile(fleet: Fleet) -> int:
     for done in submit_kept(fleet):
         verdict = "promoted" if done.promoted else "not promoted"
         say(f"{done.model} version {done.version}, trained by a run that did not get through: {verdict}")
+    for event in carry_on(fleet):
+        say(f"{event.model} version {event.version}: {event.state}, {event.reason}")
     return len(moves)

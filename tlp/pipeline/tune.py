@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from tlp.core.errors import BusyError, RegistryError
 from tlp.core.fleet import Fleet
+from tlp.core.progress import say
 from tlp.core.requests import TuneRequest
 from tlp.measure import quarantine
 from tlp.report.tuning import follow
 from tlp.search import tuning
+from tlp.search.providers import WITHOUT_REGISTRY
+from tlp.training.promotion import carry_on
 
 
 def tune(fleet: Fleet, request: TuneRequest) -> dict[str, Any]:
@@ -19,5 +23,19 @@ def tune(fleet: Fleet, request: TuneRequest) -> dict[str, Any]:
     """
     device = quarantine.require_in_work(fleet, request.device)
     total = request.trials or fleet.settings.tune_trials
+    _carry_on(fleet, request)
     with follow(f"tune {request.network}", total, every=fleet.settings.tune_batch) as on_progress:
-        return tuning.tune(fleet, request, device=device, on_progress=on_progress).to_json()
+        report = tuning.tune(fleet, request, device=device, on_progress=on_progress).to_json()
+    _carry_on(fleet, request)
+    return report
+
+
+def _carry_on(fleet: Fleet, request: TuneRequest) -> None:
+    """Versions that wait for a person or are on trial go on; a registry that fails leaves them to the next flow."""
+    if request.model in WITHOUT_REGISTRY:
+        return
+    try:
+        fleet.registry.reconcile()
+        carry_on(fleet)
+    except (BusyError, RegistryError) as exc:
+        say(f"versions that wait are left to the next run: {exc.message}")

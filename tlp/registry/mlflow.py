@@ -27,7 +27,7 @@ import tlp
 from storage import canonical_json
 from tlp.core import processes, secrets
 from tlp.core.errors import NotFoundError, RegistryError, RegistryUnavailableError, TlpError
-from tlp.core.registry import RunRecord
+from tlp.core.registry import RunRecord, holds_of
 from tlp.core.settings import Settings
 
 if TYPE_CHECKING:
@@ -343,8 +343,10 @@ def log_night(settings: Settings, record: RunRecord) -> str:
         return run_id
 
 
-def ask_server(url: str, prefixes: Sequence[str], timeout_s: float = 1.5) -> dict[str, tuple[int, dict[str, str]]]:
-    """Model → (number of versions, alias → version) from a server's REST API, without importing mlflow.
+def ask_server(
+    url: str, prefixes: Sequence[str], timeout_s: float = 1.5
+) -> dict[str, tuple[dict[str, str], int, dict[str, str]]]:
+    """Model → (alias → version, number of versions, holds) from a server's REST API, without importing mlflow.
 
     `prefixes`: what the names of our models begin with. Raises httpx.HTTPError, KeyError or ValueError: no answer, or
     none of MLflow's.
@@ -362,5 +364,6 @@ def ask_server(url: str, prefixes: Sequence[str], timeout_s: float = 1.5) -> dic
                 model = get("registered-models/get", name=name)["registered_model"]
                 versions = get("model-versions/search", filter=f"name = '{name}'", max_results=1000)
                 aliases = {str(alias["alias"]): str(alias["version"]) for alias in model.get("aliases", [])}
-                models[name] = len(versions.get("model_versions", [])), aliases
+                holds = holds_of({str(tag["key"]): str(tag["value"]) for tag in model.get("tags", [])})
+                models[name] = aliases, len(versions.get("model_versions", [])), holds
     return models

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from storage import Actor, MeasurementStore, ModelEvent, ReasonCode, RunKind, canonical_json
 from tlp.core.errors import InvalidInputError, NotFoundError, RegistryError
 from tlp.core.faults import reached
-from tlp.core.registry import CHAMPION, REJECTED, ModelVersion, pin_alias, rejected_tag
+from tlp.core.registry import CHAMPION, HOLD, REJECTED, ModelVersion, holds_of, of_device, pin_alias, rejected_tag
 from tlp.registry.mlflow import MISSING, none_if, retrying
 from tlp.registry.versions import Reader, family_of, numbers
 
@@ -108,6 +108,25 @@ def previous(
     raise NotFoundError(f"{model} has no earlier champion to go back to (now: {now})", next_command="tlp model history")
 
 
+def recorded_holds(events: Iterable[ModelEvent]) -> dict[str, str]:
+    """Device, or "" → why nothing is promoted, by the recorded events of a model, oldest first."""
+    held: dict[str, str] = {}
+    for event in events:
+        device = event.alias.removeprefix(HOLD).removeprefix("-")
+        if event.code is ReasonCode.HELD:
+            held[device] = event.reason
+        elif event.code is ReasonCode.RELEASED:
+            held.pop(device, None)
+    return held
+
+
+def left_behind(events: Iterable[ModelEvent]) -> set[int]:
+    """Versions that were champion until `champion` was moved back from them, by the recorded moves, oldest first."""
+    of_champion = [event for event in events if event.alias == CHAMPION]
+    were = {int(event.to_version) for event in of_champion if event.to_version is not None}
+    return were - set(champion_stack(of_champion))
+
+
 def recorded_models(store: MeasurementStore) -> list[dict[str, Any]]:
     """The models as the recorded trainings and moves left them, in the shape of `model_row`."""
     aliases: dict[str, dict[str, str]] = {}
@@ -116,22 +135,33 @@ def recorded_models(store: MeasurementStore) -> list[dict[str, Any]]:
         if run.result.get("version") is not None:
             aliases.setdefault(str(run.result["model"]), {})
             versions.setdefault(str(run.result["model"]), set()).add(str(run.result["version"]))
+    events: dict[str, list[ModelEvent]] = {}
     for event in store.model_events():
+        events.setdefault(event.model, []).append(event)
         known = aliases.setdefault(event.model, {})
         if event.to_version is None:
             known.pop(event.alias, None)
         else:
             known[event.alias] = event.to_version
             versions.setdefault(event.model, set()).add(event.to_version)
-    return [model_row(name, known, len(versions.get(name, ()))) for name, known in sorted(aliases.items())]
+    return [
+        model_row(name, known, len(versions.get(name, ())), recorded_holds(events.get(name, ())))
+        for name, known in sorted(aliases.items())
+    ]
 
 
-def model_row(name: str, aliases: Mapping[str, str | int], versions: int | None) -> dict[str, Any]:
-    """A model of `tlp status --json`: `name`, `champion_version`, `versions`, `pins` (device → version as text)."""
+def model_row(
+    name: str, aliases: Mapping[str, str | int], versions: int | None, holds: Mapping[str, str]
+) -> dict[str, Any]:
+    """A model of `tlp status --json`.
+
+    `name`, `champion_version`, `versions`, `pins` (device → version as text), `holds` (device, or "" for all → why).
+    """
     at = {alias: str(version) for alias, version in aliases.items()}
     prefix = pin_alias("")
     pins = {alias.removeprefix(prefix): version for alias, version in at.items() if alias.startswith(prefix)}
-    return {"name": name, "champion_version": at.get(CHAMPION), "versions": versions, "pins": pins}
+    row = {"name": name, "champion_version": at.get(CHAMPION), "versions": versions, "pins": pins}
+    return row | {"holds": dict(holds)}
 
 
 def check_judged(
@@ -214,11 +244,11 @@ class Mover(Reader):
 
         The intent of the version moved away from goes: a store without history would take a person's move for it.
         """
-        client, key = self._client, INTENT + event.alias
+        client, key, to = self._client, INTENT + event.alias, event.to_version
         intent = {
             "at": event.at.isoformat(),
             "from": source,
-            "to": target.version,
+            "to": None if to is None else int(to),
             "by": event.by.value,
             "code": event.code,
         }
@@ -226,9 +256,26 @@ class Mover(Reader):
         gone = (*MISSING, "INVALID_PARAMETER_VALUE", "INVALID_STATE")  # the run, or its tag
         if not target.run_id or not none_if(gone, lambda: client.set_tag(target.run_id, key, text) or True):
             retrying(lambda: client.set_registered_model_tag(event.model, key, text))
-        before = None if source is None else self._row(event.model, source)
+        before = None if source is None or source == target.version else self._row(event.model, source)
         if before is not None and before.run_id:
             none_if(gone, lambda: client.delete_tag(before.run_id, key))
+
+    def unpin(self, model: str, alias: str, version: int, *, reason: str) -> ModelEvent | None:
+        """Take an alias off a version, announced and recorded as a move is; None if it is not there."""
+        if self.aliases(model).get(alias) != version:
+            return None
+        event = ModelEvent(datetime.now(UTC), model, alias, str(version), None, Actor.PIPELINE, reason)
+        self._announce(self.get(model, version), event, version)
+        reached("announced")
+        retrying(lambda: self._client.delete_registered_model_alias(model, alias))
+        reached("aliased")
+        self._store.add_model_event(event)
+        return event
+
+    def hold(self, model: str, tag: str, code: ReasonCode, reason: str) -> None:
+        """Record that a person set or took off a tag `hold`."""
+        event = ModelEvent(datetime.now(UTC), model, tag, None, None, Actor.PERSON, reason, code)
+        self._store.add_model_event(event)
 
     def move_back(
         self,
@@ -303,14 +350,25 @@ class Mover(Reader):
             event = own or ModelEvent(datetime.now(UTC), model, alias, _text(last), _text(now), *by_person)
             self._store.add_model_event(event)
             added.append(event)
+        self._reconcile_holds(model, registered.tags)
         return added
+
+    def _reconcile_holds(self, model: str, tags: Mapping[str, str]) -> None:
+        known, now = recorded_holds(self._store.model_events(model=model)), holds_of(tags)
+        for device in sorted(known.keys() ^ now.keys()):
+            tag = of_device(HOLD, device or None)
+            if device in now:
+                self.hold(model, tag, ReasonCode.HELD, now[device])
+            else:
+                self.hold(model, tag, ReasonCode.RELEASED, f"{tag} was taken off in MLflow")
 
     def _own_move(
         self, model: str, alias: str, now: int | None, events: Sequence[ModelEvent], model_tags: Mapping[str, str]
     ) -> ModelEvent | None:
         """The announced move that led to `now` and was never recorded, if there is one."""
         intents = [model_tags.get(INTENT + alias)]
-        row = None if now is None else self._row(model, now)
+        at_version = last_version(events) if now is None else now  # where the intent was written
+        row = None if at_version is None else self._row(model, at_version)
         if row is not None and row.run_id:
             run = none_if(MISSING, lambda: self._client.get_run(row.run_id))
             intents.append(None if run is None else run.data.tags.get(INTENT + alias))

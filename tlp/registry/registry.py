@@ -13,8 +13,20 @@ import httpx
 
 from storage import Actor, MeasurementStore, ModelEvent, ReasonCode, RoundQuality, open_store
 from tlp.core import secrets
-from tlp.core.errors import BusyError, InvalidInputError
-from tlp.core.registry import CHAMPION, ModelRegistry, ModelVersion, ResolvedModel, Submission, pin_alias
+from tlp.core.errors import BusyError, InvalidInputError, NotFoundError
+from tlp.core.registry import (
+    CHAMPION,
+    HOLD,
+    HOLD_REASON,
+    ModelRegistry,
+    ModelVersion,
+    ResolvedModel,
+    Standing,
+    Submission,
+    holds_of,
+    of_device,
+    pin_alias,
+)
 from tlp.core.settings import Settings
 from tlp.model.kinds import KINDS
 from tlp.registry import mlflow as door
@@ -112,8 +124,22 @@ class Registry(ModelRegistry):
         if path is not None and not path.exists():
             return []
         with self._mapped("listing models"):
-            rows = [(name, self._read.aliases(name), self._read.versions(name)) for name in self._read.models()]
-            return [moves.model_row(name, aliases, len(known)) for name, aliases, known in rows]
+            rows = [(name, self._read.registered(name), self._read.versions(name)) for name in self._read.models()]
+            return [
+                moves.model_row(name, versions.numbers(row), len(known), holds_of(row.tags))
+                for name, row, known in rows
+                if row is not None
+            ]
+
+    def standing(self, family: str, version: int) -> Standing:
+        """Aliases and holds of the model, and the tags of a version."""
+        model = model_name(family)
+        with self._mapped(f"looking at version {version} of {model}"):
+            row, registered = self._read.get(model, version), self._read.registered(model)
+            aliases = versions.numbers(registered)
+            prefix = pin_alias("")
+            pins = {alias.removeprefix(prefix): at for alias, at in aliases.items() if alias.startswith(prefix)}
+            return Standing(aliases.get(CHAMPION), pins, holds_of(registered.tags), row.tags)
 
     # -- aliases ----------------------------------------------------------------------------------------------
     def promote(
@@ -141,6 +167,39 @@ class Registry(ModelRegistry):
             now = self._read.aliases(model).get(CHAMPION)
             moves.check_judged(model, version, now, judged_against, parent, lambda v: mover.is_rejected(model, v))
             return mover.move(model, CHAMPION, version, reason=reason, by=Actor.PIPELINE) is not None
+
+    def unpin(self, family: str, device: str, version: int, *, reason: str) -> ModelEvent | None:
+        """Take a device's pin off a version; None if it is not there."""
+        model = model_name(family)
+        with self._mapped(f"ending the pin of {device}"), self._moving(family):
+            mover = self._mover()
+            mover.reconcile(model)
+            return mover.unpin(model, pin_alias(device), version, reason=reason)
+
+    def hold(self, family: str, reason: str, *, device: str | None = None) -> None:
+        """Nothing is promoted, for the device or at all, until it is released; tags of the model say so."""
+        model, tag = model_name(family), of_device(HOLD, device)
+        with self._mapped(f"holding {model}"), self._moving(family):
+            if self._read.registered(model) is None:
+                raise NotFoundError(f"{model} is not registered yet", next_command="tlp model list")
+            self._client.set_registered_model_tag(model, of_device(HOLD_REASON, device), door.tag_text(reason))
+            self._client.set_registered_model_tag(model, tag, "true")
+            self._mover().reconcile(model)
+
+    def release(self, family: str, reason: str, *, device: str | None = None) -> bool:
+        """The end of a hold; False if there was none."""
+        model, tag = model_name(family), of_device(HOLD, device)
+        with self._mapped(f"releasing {model}"), self._moving(family):
+            mover = self._mover()
+            mover.reconcile(model)
+            registered = self._read.registered(model)
+            if registered is None or (device or "") not in holds_of(registered.tags):
+                return False
+            self._client.delete_registered_model_tag(model, tag)
+            if of_device(HOLD_REASON, device) in registered.tags:
+                self._client.delete_registered_model_tag(model, of_device(HOLD_REASON, device))
+            mover.hold(model, tag, ReasonCode.RELEASED, reason)
+            return True
 
     def rollback(
         self,
@@ -268,7 +327,7 @@ def models_at(store: MeasurementStore, server: str | None) -> tuple[list[dict[st
     except (httpx.HTTPError, ValueError, KeyError) as exc:
         why = f"the registry at {secrets.mask(server)} cannot be read ({type(exc).__name__}): tlp doctor"
         return [row | {"versions": None} for row in moves.recorded_models(store)], why
-    return [moves.model_row(name, aliases, count) for name, (count, aliases) in sorted(answer.items())], None
+    return [moves.model_row(name, *said) for name, said in sorted(answer.items())], None
 
 
 def _live(device: str, number: int, row: RoundQuality) -> list[Metric]:

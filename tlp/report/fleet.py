@@ -32,7 +32,11 @@ _DRIFT: Final[Columns] = (
     ("pairs right", lambda row: row["live"] and share(row["live"]["pair_accuracy"])),
     ("in its first", lambda row: row["live"] and share(row["live"]["expected_accuracy"])),
 )
-_MODELS: Final[Columns] = ("name", ("champion", "champion_version"), "versions", "pins")
+_MODELS: Final[Columns] = (
+    *("name", ("champion", "champion_version"), "versions", "pins"),
+    ("held", lambda row: ", ".join(device or "yes" for device in row["holds"])),
+    ("waits", lambda row: ", ".join(f"{of['version']} ({of['state']})" for of in row["waiting"])),
+)
 _STARTED: Final = ("started (UTC)", lambda row: when(row["started_at"]))
 _RUNS: Final[Columns] = (("run", lambda row: row["run_id"][:8]), "kind", "state", "device", _STARTED, "reason")
 _DEVICE: Final[Columns] = (

@@ -24,6 +24,7 @@ from tlp.measure import MeasureOutcome, Observation, Proposer, measure_input
 from tlp.measure.canary import CanaryWatch
 from tlp.measure.recorder import Recorder
 from tlp.programs.space import Candidate
+from tlp.search.cost_model import Scorer
 from tlp.search.opening import Search, Task, Tuning
 from tlp.search.proposers import Ahead, PerWorkload, Proposal
 from tlp.search.report import TuningProgress, estimate
@@ -119,7 +120,8 @@ class TuningSession:
         if not (candidates := proposal.candidates):
             self._give_up(index, "its design space has no more programs")
             return
-        scores = self._scores(candidates)
+        scores = self._scores(candidates, self._tuning.model.scorer)
+        shadow, shadows = self._shadow(candidates)
         self._watch.check()
         self._look_ahead(index, len(candidates))
         observations = []
@@ -131,7 +133,7 @@ class TuningSession:
             started = time.monotonic()
             self._tell(index)
         self._recorder.commit()
-        self._judge(task, observations)
+        self._judge(task, [o.outcome for o in observations], {self.version: scores, shadow: shadows})
         self._take_ahead()  # before anything is learned: what it was made from must not change meanwhile
         self._attempt(index, "learning from the measurements", lambda: self._proposers.observe(observations))
         self._scheduler.record(index, task.latency_s)
@@ -201,42 +203,55 @@ class TuningSession:
             self._measured[key] = self._store.measured_program_ids(self._device, key)
         return self._measured[key]
 
-    def _scores(self, candidates: Mapping[str, Candidate]) -> dict[str, float]:
-        """What the model in force predicts for each, by key; none if there is no such model or it cannot say."""
+    def _scores(self, candidates: Mapping[str, Candidate], scorer: Callable[[], Scorer | None]) -> dict[str, float]:
+        """What a model predicts for each, by key; none if there is no such model or it cannot say."""
         try:
-            scorer = self._tuning.model.scorer()
-            if scorer is None:
+            if (score := scorer()) is None:
                 return {}
-            scores = scorer([(c.sketch, c.program.decisions) for c in candidates.values()])
-            values = {key: float(score) for key, score in zip(candidates, scores, strict=True)}
+            scores = score([(c.sketch, c.program.decisions) for c in candidates.values()])
+            values = {key: float(value) for key, value in zip(candidates, scores, strict=True)}
         # As in the search: a model that fails costs its own figures, never the run.
         except Exception as exc:  # noqa: BLE001
             log.debug("no scores of this round: %s", exc)
             return {}
         return values if all(math.isfinite(value) for value in values.values()) else {}
 
-    def _judge(self, task: TaskState, observations: Sequence[Observation]) -> None:
-        """Store what the model predicted against what was measured."""
-        seen = [
-            (item.score, item.outcome.latency_s)
-            for item in observations
-            if item.score is not None and item.outcome.latency_s is not None
-        ]
+    def _shadow(self, candidates: Mapping[str, Candidate]) -> tuple[str, dict[str, float]]:
+        """While the version in force is on trial: the champion's version, and what it predicts."""
+        version, scorer = "", None
+        try:
+            version, scorer = self._tuning.model.shadow() or ("", None)
+        except Exception as exc:  # noqa: BLE001  # the trial misses a round
+            log.debug("no champion to compare with: %s", exc)
+        return version, self._scores(candidates, lambda: scorer)
+
+    def _judge(self, task: TaskState, outcomes: Sequence[MeasureOutcome], by: Mapping[str, dict[str, float]]) -> None:
+        """Store what the model in force, and the champion in its shadow, predicted against what was measured.
+
+        `by`: version → scores by key, the one in force first.
+        """
+        at = datetime.now(UTC)
+        rows = [row for version, scores in by.items() if (row := self._quality(task, outcomes, version, scores, at))]
+        if rows and rows[0].version == self.version:
+            self._store.add_round_qualities(rows[:1], rows[1:])
+
+    def _quality(
+        self, task: TaskState, outcomes: Sequence[MeasureOutcome], version: str, scores: dict[str, float], at: datetime
+    ) -> RoundQuality | None:
+        seen = [(scores[o.key], o.latency_s) for o in outcomes if o.key in scores and o.latency_s is not None]
         if len(seen) < 2:
-            return
-        scores, latencies_s = zip(*seen, strict=True)
-        counts = quality.count_pairs(scores, latencies_s, tie_margin=self._settings.live_tie_margin)
-        row = RoundQuality(
+            return None
+        counts = quality.count_pairs(*zip(*seen, strict=True), tie_margin=self._settings.live_tie_margin)
+        return RoundQuality(
             **vars(counts),
             run_id=self._run_id,
             device=self._device,
-            version=self.version,
+            version=version,
             workload_id=task.workload_id,
-            at=datetime.now(UTC),
+            at=at,
             visit=len(task.history),
             canary_off=self._watch.off,
         )
-        self._store.add_round_qualities([row])
 
     def _attempt(self, index: int, doing: str, work: Callable[[], T]) -> T | None:
         """What a search does; its failure costs the task a try, never the run."""

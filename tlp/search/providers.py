@@ -18,9 +18,10 @@ from tlp.core.fleet import Fleet
 from tlp.model.checkpoint import Checkpoint
 from tlp.model.inference import Precision
 from tlp.model.predictor import Predictor
-from tlp.registry import CHAMPION
+from tlp.registry import CHAMPION, model_name
 from tlp.search.adaptation import Pool
 from tlp.search.cost_model import Degraded, Scorer, TLPCostModel
+from tlp.training import trial
 
 if TYPE_CHECKING:
     from tlp.core.registry import ResolvedModel
@@ -72,6 +73,10 @@ class CostModelProvider(ABC):
         """The scorer in force, for a search that does not go through TVM; None if there is none of that kind."""
         return None
 
+    def shadow(self) -> tuple[str, Scorer] | None:
+        """While the version in force is on trial: the champion's version and scorer, to compare it with."""
+        return None
+
 
 class InForce(Generic[T]):
     """The version of a registered model that a run uses: looked up at each call, loaded once.
@@ -82,6 +87,7 @@ class InForce(Generic[T]):
 
     Args:
         key: the family, or the key of another kind of model.
+        device: whose pin counts; None: no pin does.
         load: loads a version.
         notice: told what a person should know about the versions used.
         ref: an alias or a version number.
@@ -91,14 +97,14 @@ class InForce(Generic[T]):
         self,
         fleet: Fleet,
         key: str,
-        device: Device,
+        device: Device | None,
         load: Callable[[ResolvedModel], T],
         notice: Callable[[str], None],
         ref: str = CHAMPION,
     ) -> None:
         self._registry = fleet.registry
         self._key = key
-        self._device = device.name
+        self._device = None if device is None else device.name
         self._load = load
         self._notice = notice
         self._ref = ref
@@ -139,11 +145,20 @@ class RegistryProvider(CostModelProvider):
         load = partial(_load_scorer, device=device, settings=fleet.settings)
         self._in_force = InForce(fleet, device.family, device, load, self.notice, ref)
         self._current: tuple[str, Scorer] | None = None
+        self._store, self._model, self._device = fleet.store, model_name(device.family), device.name
+        self._champion = InForce(fleet, device.family, None, load, self.notice)
 
     def refresh(self) -> str:
         """See `CostModelProvider.refresh`."""
         self._current = self._in_force()
         return self._current[0]
+
+    def shadow(self) -> tuple[str, Scorer] | None:
+        """See `CostModelProvider.shadow`."""
+        version = self._now()[1]
+        on_trial = (version, self._device) in {(e.version, e.device) for e in trial.running(self._store, self._model)}
+        champion = self._champion() if on_trial else None
+        return champion if champion is not None and champion[0] != version else None
 
     def cost_model(self, space: DesignSpace) -> Any:
         """See `CostModelProvider.cost_model`."""

@@ -11,7 +11,18 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from storage import CanaryState, Device, DeviceCounts, DeviceState, MeasurementStore, Run, RunKind, RunState
+from storage import (
+    CanaryState,
+    Device,
+    DeviceCounts,
+    DeviceState,
+    MeasurementStore,
+    ReasonCode,
+    Run,
+    RunKind,
+    RunState,
+    VersionState,
+)
 from tlp.core.fleet import Fleet
 from tlp.core.settings import Settings
 from tlp.exchange import landing
@@ -20,9 +31,11 @@ from tlp.fleet.runs import is_dead
 from tlp.measure import canary
 from tlp.measure.canary import noise_floor
 from tlp.registry import CHAMPION, kept, model_name, models_at
+from tlp.registry.became import became
 from tlp.services.contract import ServicesView
 from tlp.services.schedules import ask
 from tlp.services.table import look, prefect_apis
+from tlp.training import trial
 
 _RECENT_RUNS: Final = 10
 _RUN: Final = ("run_id", "kind", "state", "device", "started_at", "reason", "finished_at")
@@ -35,6 +48,7 @@ def collect(fleet: Fleet) -> dict[str, Any]:
     devices = fleet.store.list_devices()
     services = look(fleet.settings)
     models, registry_warning = models_at(fleet.store, services.address("mlflow"))
+    models = [model | {"waiting": _waiting_versions(fleet, model["name"])} for model in models]
     rows = _device_rows(fleet, devices, models)
     running = fleet.store.list_runs(state=RunState.RUNNING)
     handed_in = landing.summary(fleet.settings)
@@ -175,9 +189,39 @@ def _models(fleet: Fleet, models: Sequence[dict[str, Any]]) -> list[str]:
     lost = "tuning and training use the last good version until one is promoted"
     later = "the next start goes on with it: tlp train --dry-run"
     return [
+        *(text for model in models for text in _words(model)),
         *(f"{name} has no champion any more: {lost}: tlp model list" for name in names if name in moved),
         *(f"trained model {name} is not through the registry yet, {later}" for name in kept.names(fleet.settings)),
     ]
+
+
+def _waiting_versions(fleet: Fleet, model: str) -> list[dict[str, Any]]:
+    """Versions that passed the gate and wait for a person, or are on trial."""
+    waiting = []
+    for (_, version), events in became(fleet.store, model).items():
+        event = events[-1]
+        reason = event.reason
+        if event.state is VersionState.STAGED:
+            reason = f"{trial.progress(fleet, event)} rounds of its trial on {event.device}"
+        if event.state in (VersionState.WAITING, VersionState.STAGED):
+            waiting.append({"version": version, "state": event.state, "code": event.code, "reason": reason})
+    return waiting
+
+
+def _words(model: dict[str, Any]) -> list[str]:
+    """What people decided about a model, or have to decide."""
+    name = model["name"]
+    held = (
+        f"{name} is held{f' for {device}' if device else ''} ({reason}), nothing is promoted: "
+        f"tlp model release{f' --device {device}' if device else ''}"
+        for device, reason in model["holds"].items()
+    )
+    asking = (
+        f"{name} version {row['version']} {row['reason']}, or: tlp model promote {row['version']}"
+        for row in model["waiting"]
+        if row["code"] is ReasonCode.APPROVAL
+    )
+    return [*held, *asking]
 
 
 def _drifting(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 import tenacity
 
-from storage import Device, MeasurementStore, Run, RunKind, RunState
+from storage import Device, MeasurementStore, ReasonCode, VersionEvent, VersionState
 from tlp.core.errors import ModelFormatError, RegistryUnavailableError
 from tlp.core.fleet import Fleet
 from tlp.core.registry import UsableVersion
@@ -27,6 +27,8 @@ from tlp.fleet.states import OUT_OF_WORK
 from tlp.language.encoders import LANGUAGES, METASCHEDULE
 from tlp.model.checkpoint import Manifest, Model
 from tlp.model.kinds import MTL_TLP
+from tlp.registry import model_name, moves
+from tlp.registry.became import became as became_of
 from tlp.registry.versions import find_champion
 from tlp.training.data.dataset import choose_language
 from tlp.training.kinds import TrainedKind, model_key, trained_kind
@@ -37,7 +39,8 @@ from tlp.training.tasks import MAX_AUXILIARIES, Role, Task, choose_tasks
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-_LOOKED_BACK: Final = 16  # trainings of a device, of other models too
+_SPOKEN_AGAINST: Final = (ReasonCode.DISAPPROVED, ReasonCode.TRIAL)
+_BY_GATE: Final = (ReasonCode.GATE, ReasonCode.NOT_ENOUGH_EVIDENCE, ReasonCode.OTHER)  # OTHER: of an earlier release
 _LONGEST_PAUSE_S: Final = 15.0
 
 
@@ -52,6 +55,8 @@ class DecisionCode(StrEnum):
     LACKING = "lacking"
     FEW_NEW = "few_new"
     STOPPED_BEFORE = "stopped_before"  # by the gate, on nearly these samples
+    LEFT_BEHIND = "left_behind"  # a version of nearly these samples, by a person
+    WAITS = "waits"  # a version of nearly these samples, for a person or a trial
     NO_SAMPLES = "no_samples"
     OTHER_LANGUAGE = "other_language"
     OUT_OF_WORK = "out_of_work"
@@ -213,7 +218,8 @@ def decide(fleet: Fleet, plan: TrainingPlan, *, force: bool = False) -> Decision
     A device without a head needs its `min_samples`; one with a head needs `retrain_min_new_samples` (or its
     `min_samples`, if that is less) since the champion learned from it, or a fall of its live accuracy
     (`tlp.fleet.quality`). After a candidate that did not pass the gate either waits for so many new samples:
-    the same samples would give the same weights. `force` needs one sample.
+    the same samples would give the same weights. So it does after a version that a person left behind. `force` needs
+    one sample.
     """
     decision = _decide(fleet, plan, force)
     return replace(decision, reason=decision.reason + _languages_note(plan))
@@ -242,7 +248,7 @@ def _decide(fleet: Fleet, plan: TrainingPlan, force: bool) -> Decision:
         return Decision(True, DecisionCode.ASKED, f"asked for, {have} samples of {name}", by_itself.numbers)
     if not by_itself.train:
         return by_itself
-    return _unless_stopped(fleet.store, plan, by_itself, _needed(fleet.settings, device))
+    return _unless_stopped(fleet, plan, by_itself, _needed(fleet.settings, device))
 
 
 def _by_itself(fleet: Fleet, plan: TrainingPlan, have: int, numbers: Mapping[str, int]) -> Decision:
@@ -285,27 +291,54 @@ def new_samples(store: MeasurementStore, device: str, watermark: int, language: 
     )
 
 
-def _unless_stopped(store: MeasurementStore, plan: TrainingPlan, due: Decision, needed: int) -> Decision:
-    """A training that is due, unless the last one on nearly these samples gave what the gate stopped."""
-    device = plan.device.name
-    last = _last_training(store, device, plan.key)
-    if last is None or last.result.get("promoted") or "watermark" not in last.result:
+def _unless_stopped(fleet: Fleet, plan: TrainingPlan, due: Decision, needed: int) -> Decision:
+    """A training that is due, unless one on nearly these samples gave what the gate or a person stopped, or waits."""
+    device, store = plan.device.name, fleet.store
+    became = {int(version): events for (_, version), events in became_of(store, model_name(plan.key)).items()}
+    became = {version: events for version, events in became.items() if "watermark" in events[0].facts}
+    stop = _left_behind(fleet, plan, became) or _not_promoted(plan, became)
+    if stop is None:
         return due
-    champion = plan.champion if plan.kind.has_strategies else None
-    if champion is not None and str(last.result.get("parent")) != str(champion.version):
-        return due  # the champion is another one now: the training would not be the same
-    mark = int(last.result["watermark"])
+    code, version, why = stop
+    mark = int(became[version][0].facts["watermark"])
     if (new := new_samples(store, device, mark, plan.language)) >= needed:
         return due
-    stopped = last.result.get("version")
-    reason = f"{device}: the gate stopped version {stopped}; {new} new samples since, {needed} needed"
     numbers = {**due.numbers, "new_samples": new, "needed": needed, "watermark": mark}
-    return Decision(False, DecisionCode.STOPPED_BEFORE, reason, numbers)
+    return Decision(False, code, f"{device}: {why}; {new} new samples since, {needed} needed", numbers)
 
 
-def _last_training(store: MeasurementStore, device: str, key: str) -> Run | None:
-    """The newest training of a model for a device, if it made a version."""
-    for run in store.list_runs(kind=RunKind.TRAIN, state=RunState.DONE, device=device, limit=_LOOKED_BACK):
-        if run.params.get("family", key) == key:
-            return run if run.result.get("version") is not None else None
+Stop = tuple[DecisionCode, int, str]
+"""The code, the version that was stopped, and how, for people."""
+
+
+def _left_behind(fleet: Fleet, plan: TrainingPlan, became: Mapping[int, Sequence[VersionEvent]]) -> Stop | None:
+    """The newest version with a head of the device, newer than the champion, that people or a trial spoke against.
+
+    It stopped the whole family's training, whoever that was for: the same samples would give it again.
+    """
+    champion = plan.champion.version if plan.champion else 0
+    left = moves.left_behind(fleet.registry.history(plan.key))
+    left |= {version for version, events in became.items() if events[-1].code in _SPOKEN_AGAINST}
+    for version in sorted(left & became.keys(), reverse=True):
+        facts = became[version][0].facts
+        if version > champion and plan.device.name in facts.get("heads", facts.get("samples", ())):
+            return DecisionCode.LEFT_BEHIND, version, f"version {version} was rolled back or rejected"
+    return None
+
+
+def _not_promoted(plan: TrainingPlan, became: Mapping[int, Sequence[VersionEvent]]) -> Stop | None:
+    """The newest version trained for the device, if it waits, or the gate stopped it."""
+    for version in sorted(became, reverse=True):
+        first, last = became[version][0], became[version][-1]
+        if first.device != plan.device.name:
+            continue
+        champion = plan.champion if plan.kind.has_strategies else None
+        if last.state is VersionState.PROMOTED:
+            return None
+        if champion is not None and str(first.facts.get("parent")) != str(champion.version):
+            return None  # the champion is another one now: the training would not be the same
+        if last.state is VersionState.REFUSED:
+            who = "the gate stopped" if last.code in _BY_GATE else "not promoted:"
+            return DecisionCode.STOPPED_BEFORE, version, f"{who} version {version}"
+        return DecisionCode.WAITS, version, f"version {version} {last.reason}"
     return None

@@ -44,12 +44,13 @@ class NotReproducedError(RegistryError):
 
 
 def score_samples(
-    fleet: Fleet, scorer: Scorer, devices: Sequence[Device], workload_ids: Sequence[str], watermark: int
+    fleet: Fleet, scorer: Scorer, devices: Sequence[Device], workload_ids: Sequence[str], watermark: int, language: str
 ) -> list[ScoredPrograms]:
     """Up to `PROGRAMS` programs of the first `WORKLOADS` measured workloads of each device, with finite scores."""
-    sketches = {s.sketch_id: s for s in fleet.store.get_sketches(workload_ids=sorted(workload_ids))}
+    known = [s for s in fleet.store.get_sketches(workload_ids=sorted(workload_ids)) if s.language == language]
     samples = []
     for device in devices:
+        sketches = bind_all(known, device)
         frame = fleet.store.programs_with_latency(
             devices=[device.name], watermark=watermark, workload_ids=sorted(workload_ids)
         ).filter(pl.col("sketch_id").is_in(list(sketches)))

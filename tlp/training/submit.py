@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
-from storage import Device, DeviceState, MeasurementStore, ReasonCode
-from tlp.core.errors import InvalidInputError, ModelFormatError, NotFoundError, RegistryError, RegistryUnavailableError
+from storage import Device, ReasonCode, VersionState
+from tlp.core.errors import ModelFormatError, NotFoundError, RegistryError, RegistryUnavailableError
 from tlp.core.faults import reached
 from tlp.core.fleet import Fleet
 from tlp.core.registry import BEST_EARLIER, CHAMPION, Submission, UsableVersion, VersionFacts
@@ -27,16 +27,18 @@ from tlp.model.kinds import load_model
 from tlp.registry import model_name
 from tlp.registry.kept import Judged, KeptCandidate
 from tlp.registry.versions import find_champion
+from tlp.training import promotion
 from tlp.training.data.dataset import Dataset, choose_language
 from tlp.training.data.holdout import Holdout
 from tlp.training.judge import gate_page, plots
 from tlp.training.judge.evaluate import RANDOM, EvaluationReport, ScreenedScorer, evaluate
 from tlp.training.judge.gate import judge
 from tlp.training.judge.verdict import GateVerdict, Verdict
-from tlp.training.kinds import scorer_of, trained_kind
+from tlp.training.kinds import scorer_of
 from tlp.training.learn.trainer import OnEpoch
 from tlp.training.plan import TrainingPlan, patiently
-from tlp.training.reproduce import NotReproducedError, require_reproduced, score_samples
+from tlp.training.promotion import Passed
+from tlp.training.reproduce import score_samples
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +116,26 @@ class Training:
         ]
 
     @property
+    def passed(self) -> Passed:
+        """The registered version, as it is promoted now or later."""
+        assert self.version is not None, "not registered yet"
+        facts, manifest = self.kept.facts, self.manifest
+        return Passed(
+            key=facts.key,
+            version=self.version,
+            device=facts.device,
+            kind=manifest.kind,
+            language=facts.language,
+            heads=tuple(device.name for device in self.speakers(manifest.heads)),
+            reason=f"{facts.reason}; {'; '.join(self.verdict.reasons)}",
+            alias=self.judged.alias,
+            parent=facts.parent,
+            watermark=manifest.watermark,
+            weights=promotion.hash_weights(self.kept.checkpoint_dir),
+            scored=self.judged.scored,
+        )
+
+    @property
     def reason(self) -> str:
         """Why the version was promoted or was not."""
         return self.not_promoted[0] or "; ".join(self.verdict.reasons)
@@ -123,8 +145,10 @@ class Training:
         """What kept it from being promoted; PROMOTED if nothing did."""
         if self.promoted:
             return ReasonCode.PROMOTED
+        if self.verdict.passed:
+            return self.not_promoted[1]
         unclear = self.verdict.verdict is Verdict.NOT_ENOUGH_EVIDENCE
-        return ReasonCode.NOT_ENOUGH_EVIDENCE if unclear else self.not_promoted[1]
+        return ReasonCode.NOT_ENOUGH_EVIDENCE if unclear else ReasonCode.GATE
 
 
 def evaluate_candidate(training: Training) -> None:
@@ -150,37 +174,22 @@ def register_candidate(training: Training) -> None:
     """Make it a version, whatever the verdict; finishes what a kill left open."""
     fleet, submission = training.fleet, _submission(training.kept, training.manifest, training.judged)
     training.version = patiently(fleet.settings, lambda: fleet.registry.register(submission))
+    promotion.note_registered(fleet, training.passed)
 
 
 def pass_gate(training: Training) -> bool:
     """Whether the version may be promoted: the verdict, which its page shows."""
+    if not training.verdict.passed:
+        promotion.refuse(training.fleet, training.passed, training.code, training.reason)
     return training.verdict.passed
 
 
 def promote_version(training: Training) -> None:
-    """Move `champion` to the version; its devices are SERVING then.
-
-    Not if a person decided otherwise meanwhile, or the version as registered is not the one that was judged.
-    """
-    fleet, facts, version = training.fleet, training.kept.facts, training.version
-    assert version is not None, "not registered yet"
-    why = f"{facts.reason}; passed the gate: {training.reason}"
-    alias, parent = training.judged.alias, facts.parent
-    try:
-        patiently(fleet.settings, lambda: require_reproduced(fleet, facts.key, version, training.judged.scored))
-        patiently(
-            fleet.settings,
-            lambda: fleet.registry.promote_judged(facts.key, version, reason=why, judged_against=alias, parent=parent),
-        )
-    except (InvalidInputError, NotReproducedError) as exc:
-        fleet.registry.tag(facts.key, version, "not_promoted", exc.message)
-        code = ReasonCode.NOT_REPRODUCED if isinstance(exc, NotReproducedError) else ReasonCode.OTHER
-        training.not_promoted = exc.message, code
-        return
-    training.promoted = True
-    if trained_kind(training.manifest.kind).has_strategies:  # what tuning asks by itself
-        heads = [device.name for device in training.speakers(training.manifest.heads)]
-        mark_serving(fleet.store, heads, f"version {version} of {model_name(facts.key)} was promoted")
+    """Promote it, or what the settings and people say instead; see `tlp.training.promotion.offer`."""
+    event = promotion.offer(training.fleet, training.passed)
+    training.promoted = event.state is VersionState.PROMOTED
+    if not training.promoted:
+        training.not_promoted = event.reason, event.code
 
 
 def _champion(training: Training, alias: int | None) -> UsableVersion[Model] | None:
@@ -306,6 +315,7 @@ def _submission(candidate: KeptCandidate, manifest: Manifest, judged: Judged) ->
         "seeds": list(manifest.seeds),
         "encoder_version": manifest.encoder_version,
         "parent_version": manifest.parent or "none",
+        "weights": promotion.hash_weights(candidate.checkpoint_dir),
     }
     return Submission(
         candidate.checkpoint_dir,
@@ -323,13 +333,3 @@ def _submission(candidate: KeptCandidate, manifest: Manifest, judged: Judged) ->
         report=dict(judged.report) | {"gate": dict(judged.gate)},
         figures=sorted(candidate.figures_dir.glob("*.png")),
     )
-
-
-def mark_serving(store: MeasurementStore, devices: Iterable[str], reason: str) -> None:
-    """Devices with a head in the champion are SERVING, unless they are so already or out of work.
-
-    Said after a promotion, and again by the next retraining: a process killed between the two leaves it unsaid.
-    """
-    for name in devices:
-        if store.get_device(name).state not in (*states.OUT_OF_WORK, DeviceState.SERVING):
-            store.set_device_state(name, DeviceState.SERVING, reason, code=ReasonCode.PROMOTED)

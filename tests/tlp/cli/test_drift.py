@@ -61,7 +61,7 @@ def test_a_version_that_fell_is_a_warning(tlp, device, monkeypatch):
         ]
 
     store.add_round_qualities(rows(16 * settings.live_baseline_rounds, 26.0))
-    models = [{"name": "mtl-tlp-x86_64", "champion_version": "3", "versions": 3, "pins": {}}]
+    models = [{"name": "mtl-tlp-x86_64", "champion_version": "3", "versions": 3, "pins": {}, "holds": {}}]
     monkeypatch.setattr(status, "models_at", lambda *_: (models, None))
     assert tlp("status", "--json").data["devices"][0]["live"]["fall"] is None
     store.add_round_qualities(rows(settings.live_window_rounds, 16.0))

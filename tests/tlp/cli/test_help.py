@@ -41,6 +41,8 @@ COMMANDS = (
     "model show",
     "model promote",
     "model rollback",
+    "model hold",
+    "model release",
     "model history",
     "import ansor",
     "import landing",

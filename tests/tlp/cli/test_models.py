@@ -40,6 +40,8 @@ def test_a_life_of_a_model(tlp, device, registry):
         "champion_version": "1",
         "versions": 1,  # no server is up: what trainings and moves recorded
         "pins": {},
+        "holds": {},
+        "waiting": [],
     }
 
     moved = tlp("model", "promote", "2", "--reason", "better", "--json").data
@@ -111,4 +113,6 @@ def test_the_registry_is_read_through_a_server_too(tlp, device, registry, monkey
     get_settings.cache_clear()
     data = tlp("status", "--json").data
     assert any("registry" in text and "tlp doctor" in text for text in data["warnings"])
-    assert data["models"] == [{"name": MODEL, "champion_version": "1", "versions": None, "pins": {}}]
+    assert data["models"] == [
+        {"name": MODEL, "champion_version": "1", "versions": None, "pins": {}, "holds": {}, "waiting": []}
+    ]

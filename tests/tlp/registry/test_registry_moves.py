@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage import Actor, DuckDBStore, ModelEvent
+from storage import Actor, DuckDBStore, ModelEvent, ReasonCode
 from tests.tlp.registry.helpers import FAMILY, MODEL, add_versions, client_of, moves, run_python
 from tlp.core.errors import InvalidInputError, NotFoundError
 from tlp.core.settings import Settings
@@ -175,6 +175,43 @@ class TestReconcile:
         assert (event.alias, event.to_version) == ("champion-rpi4", "1")
         assert three.resolve(FAMILY, "rpi4").version == 1
 
+    def test_a_hold_set_in_mlflow_is_recorded(self, three: Registry, mlflow_settings: Settings) -> None:
+        client = client_of(mlflow_settings)
+        client.set_registered_model_tag(MODEL, "hold", " True ")
+        client.set_registered_model_tag(MODEL, "hold-cpu0", "false")
+        for _ in range(2):
+            three.reconcile()
+        assert three.standing(FAMILY, 1).holds == {"": "hold = True in MLflow"}
+        client.delete_registered_model_tag(MODEL, "hold")
+        three.hold(FAMILY, "slow", device="cpu0")
+        three.reconcile()
+        held = [(e.alias, e.by, e.code, e.reason) for e in three.history(FAMILY)][2:]
+        assert held == [
+            ("hold", Actor.PERSON, ReasonCode.HELD, "hold = True in MLflow"),
+            ("hold", Actor.PERSON, ReasonCode.RELEASED, "hold was taken off in MLflow"),
+            ("hold-cpu0", Actor.PERSON, ReasonCode.HELD, "slow"),
+        ]
+        (row,) = three.models()
+        assert row["holds"] == {"cpu0": "slow"} and history.recorded_models(three._events) == [row | {"versions": 2}]
+
+    def test_a_kill_after_a_pin_came_off(self, three: Registry, mlflow_settings: Settings) -> None:
+        """The alias is gone and nobody recorded it: it was announced, so it is no person's verdict."""
+        three.promote(FAMILY, 2, reason="a trial", alias="champion-cpu0")
+
+        class Killed(DuckDBStore):
+            def add_model_event(self, event: ModelEvent) -> None:
+                raise KeyboardInterrupt
+
+        store = three._events
+        three._store = Killed()
+        three._store.model_events = store.model_events  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            three.unpin(FAMILY, "cpu0", 2, reason="over")
+        three._store = store
+        (event,) = three.reconcile()
+        assert (event.from_version, event.to_version, event.by, event.reason) == ("2", None, Actor.PIPELINE, "over")
+        assert "rejected-cpu0" not in three.show(FAMILY, 2).tags
+
     def test_promotion_records_a_persons_move_first(self, three: Registry, mlflow_settings: Settings) -> None:
         client_of(mlflow_settings).set_registered_model_alias(MODEL, "champion", "1")
         three.promote(FAMILY, 2, reason="nightly")
@@ -222,6 +259,14 @@ def event(from_version: int | None, to_version: int | None) -> ModelEvent:
     return ModelEvent(
         datetime.now(UTC), MODEL, "champion", text(from_version), text(to_version), Actor.PIPELINE, "because"
     )
+
+
+def test_what_was_left_behind() -> None:
+    steps = [event(None, 1), event(1, 2), event(2, 3)]
+    assert history.left_behind(steps) == set()
+    assert history.left_behind([*steps, event(3, 1)]) == {2, 3}
+    assert history.left_behind([*steps, event(3, 1), event(1, 3)]) == {2}
+    assert history.left_behind([*steps, event(3, None)]) == {3}
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(1, 6))))

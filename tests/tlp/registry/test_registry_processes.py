@@ -76,7 +76,13 @@ class TestServer:
             assert found.version == 1
             assert (found.checkpoint_dir / "weights.safetensors").read_text() == "weights"
         (row,) = [row for row in models_at(DuckDBStore(), mlflow_server.url)[0] if row["name"] == model_name(family)]
-        assert row == {"name": model_name(family), "champion_version": "1", "versions": 2, "pins": {}}  # `tlp status`
+        assert row == {
+            "name": model_name(family),
+            "champion_version": "1",
+            "versions": 2,
+            "pins": {},
+            "holds": {},
+        }  # `tlp status`
         registry.reconcile()
         assert moves(registry, family)[-1] == ("champion", "2", "1", "person")
         assert registry.show(family, 2).rejected

@@ -53,8 +53,15 @@ def status() -> dict[str, Any]:
     return {
         "devices": [device(name) for name in DEVICES],
         "models": [
-            {"name": "mtl-tlp-x86_64", "champion_version": "12", "versions": 14, "pins": {"laptop-2019": "9"}},
-            {"name": "felix-x86_64", "champion_version": "3", "versions": 3, "pins": {}},
+            {
+                "name": "mtl-tlp-x86_64",
+                "champion_version": "12",
+                "versions": 14,
+                "pins": {"laptop-2019": "9"},
+                "holds": {"laptop-2019": "a demonstration"},
+                "waiting": [{"version": "14", "state": "waiting"}],
+            },
+            {"name": "felix-x86_64", "champion_version": "3", "versions": 3, "pins": {}, "holds": {}, "waiting": []},
         ],
         "runs": [run(index, kind, name) for index, kind in enumerate(("train", "tune", "measure")) for name in DEVICES],
         "warnings": [f"device workstation: {FIGURES}: tlp train --device workstation --dry-run"],

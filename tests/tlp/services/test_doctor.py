@@ -218,7 +218,7 @@ def test_the_holder_of_a_lock_is_named(home):
 
 def test_an_alias_that_the_history_does_not_know_is_named(home, monkeypatch):
     settings = Settings(home=home)
-    rows = [{"name": "mtl-tlp-x86_64", "champion_version": "1", "versions": 2, "pins": {"cpu": "2"}}]
+    rows = [{"name": "mtl-tlp-x86_64", "champion_version": "1", "versions": 2, "pins": {"cpu": "2"}, "holds": {}}]
     monkeypatch.setattr(servers.Registry, "models", lambda _: rows)
     row = run_check("aliases", Home(settings))
     assert row["status"] == "fail"
