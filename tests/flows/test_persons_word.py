@@ -222,6 +222,10 @@ def test_a_trial_on_a_device_that_tunes(house: House, monkeypatch: pytest.Monkey
     assert house.night()["version"] == "2" and house.champion == 1
     assert house.became(2)[0] is VersionState.STAGED
     assert house.client.get_registered_model(house.model).aliases["champion-cpu"] == "2"
+    (row,) = [model for model in collect(fleet_of(get_settings(), house.store))["models"] if model["waiting"]]
+    assert [(of["version"], of["state"], of["reason"]) for of in row["waiting"]] == [
+        ("2", "staged", "0 of 2 rounds of its trial on cpu")
+    ]
     report = launch(TuneRequest(network="mlp", device="cpu", trials=12))
     assert report["model_version"] == "2"
     live, shadow = (house.store.round_qualities(device="cpu", shadow=shadow) for shadow in (False, True))

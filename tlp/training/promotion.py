@@ -142,10 +142,13 @@ def _next(fleet: Fleet, passed: Passed, last: VersionEvent, standing: Standing) 
     events = fleet.registry.history(passed.key)
     if any(event.alias == CHAMPION and event.to_version == str(passed.version) for event in events):
         return _promoted(fleet, passed, last, "promoted")
+    result = trial.result(fleet, last, passed.alias) if last.state is VersionState.STAGED else None
+    if result is not None and standing.tags.get(REJECTED) == result.reason:  # killed after it was said
+        return _refuse(fleet, passed, last, ReasonCode.TRIAL, result.reason)
     if (stop := _stop(fleet, passed, standing, events)) is not None:
         return _refuse(fleet, passed, last, *stop)
     if last.state is VersionState.STAGED:
-        return _try_on(fleet, passed, last, standing, events)
+        return _try_on(fleet, passed, last, standing, events, result)
     asks = fleet.settings.promotion == "approval" and not says_yes(standing.tags.get(APPROVAL, ""))
     if asks and APPROVAL not in standing.tags:
         fleet.registry.tag(passed.key, passed.version, APPROVAL, WAITING)
@@ -282,9 +285,14 @@ def _pin(fleet: Fleet, passed: Passed, staged: VersionEvent) -> VersionEvent:
 
 
 def _try_on(
-    fleet: Fleet, passed: Passed, staged: VersionEvent, standing: Standing, events: Sequence[ModelEvent]
+    fleet: Fleet,
+    passed: Passed,
+    staged: VersionEvent,
+    standing: Standing,
+    events: Sequence[ModelEvent],
+    result: trial.Result | None,
 ) -> VersionEvent:
-    """Whether the trial is over, and how it ended."""
+    """The trial begins, goes on, or ends with its `result`."""
     device, pin = str(staged.device), standing.pins.get(str(staged.device))
     if pin != passed.version:
         if pin is None and not trial.was_pinned(staged, events):
@@ -295,7 +303,6 @@ def _try_on(
         _unpin(fleet, passed, staged)
         why = f"waits for a device to be tried on: {device} was retired"
         return _note(fleet, passed, VersionState.WAITING, ReasonCode.NO_DEVICE, why)
-    result = trial.result(fleet, staged, passed.alias)
     if result is None:
         return staged
     if not result.won:

@@ -25,6 +25,7 @@ from storage import Device, open_store
 from tlp.core.errors import NotFoundError, RegistryError, RegistryUnavailableError
 from tlp.core.fleet import Fleet
 from tlp.core.settings import Settings
+from tlp.language.constants import bind_all
 from tlp.model.kinds import kind_of, load_model
 from tlp.registry import Registry, model_name
 from tlp.registry.kept import ScoredPrograms
@@ -97,10 +98,11 @@ def _answer(fleet: Fleet, key: str, version: int, samples: Sequence[ScoredProgra
         return {"unavailable": exc.message}
     except (RegistryError, NotFoundError) as exc:
         return {"unusable": exc.message}
-    sketches = {s.sketch_id: s for s in fleet.store.get_sketches(sorted({s for of in samples for s in of.sketch_ids}))}
+    known = fleet.store.get_sketches(sorted({sketch for sample in samples for sketch in sample.sketch_ids}))
     devices = {device.name: device for device in fleet.store.list_devices()}
     scores = []
     for sample in samples:
+        sketches = bind_all(known, devices[sample.device])
         programs = [(sketches[s], d) for s, d in zip(sample.sketch_ids, sample.decisions, strict=True)]
         scores.append(np.asarray(scorer.score(devices[sample.device], programs)).tolist())
     return {"scores": scores}

@@ -265,7 +265,7 @@ def _judge(
     )
     plots.draw_all(report, model.manifest.curves, training.kept.figures_dir)
     metrics = _metrics(model.manifest, report, verdict, facts.device)
-    scored = score_samples(fleet, scorer, devices, sorted(workloads), mark)
+    scored = score_samples(fleet, scorer, devices, sorted(workloads), mark, language)
     found = earlier[best] if best else None
     return Judged(version, found, alias, verdict.to_json(), report.to_json(), metrics, tuple(scored)), report
 

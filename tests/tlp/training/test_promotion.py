@@ -28,7 +28,6 @@ from tlp.core.fleet import Fleet
 from tlp.core.registry import ResolvedModel, Submission
 from tlp.core.settings import Settings
 from tlp.model.checkpoint import WEIGHTS
-from tlp.services.status import collect
 from tlp.training import promotion, trial
 from tlp.training.promotion import Passed
 from tlp.training.reproduce import NotReproducedError
@@ -272,9 +271,7 @@ def test_a_trial(build: Callable[..., House], ours: int, champion: int) -> None:
     assert house.registry.aliases == {(FAMILY, "champion"): 1, (FAMILY, "champion-a"): 2}
     house.score("b", ROUNDS, 10, 0)  # elsewhere
     house.score("a", ROUNDS - 1, ours, 6)
-    (row,) = [model for model in collect(house.fleet)["models"] if model["name"] == MODEL]
-    assert [(of["version"], of["state"]) for of in row["waiting"]] == [("2", "staged")]
-    assert row["waiting"][0]["reason"] == "2 of 3 rounds of its trial on a"
+    assert trial.progress(house.fleet, house.became(2)) == "2 of 3"
     promotion.carry_on(house.fleet)
     assert house.became(2).state is VersionState.STAGED
     house.score("a", 1, ours, 6)
