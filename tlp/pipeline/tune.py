@@ -23,17 +23,17 @@ def tune(fleet: Fleet, request: TuneRequest) -> dict[str, Any]:
     """
     device = quarantine.require_in_work(fleet, request.device)
     total = request.trials or fleet.settings.tune_trials
-    _carry_on(fleet, request)
+    if request.model not in WITHOUT_REGISTRY:
+        carry_on_or_say(fleet)
     with follow(f"tune {request.network}", total, every=fleet.settings.tune_batch) as on_progress:
         report = tuning.tune(fleet, request, device=device, on_progress=on_progress).to_json()
-    _carry_on(fleet, request)
+    if request.model not in WITHOUT_REGISTRY:
+        carry_on_or_say(fleet)
     return report
 
 
-def _carry_on(fleet: Fleet, request: TuneRequest) -> None:
+def carry_on_or_say(fleet: Fleet) -> None:
     """Versions that wait for a person or are on trial go on; a registry that fails leaves them to the next flow."""
-    if request.model in WITHOUT_REGISTRY:
-        return
     try:
         fleet.registry.reconcile()
         carry_on(fleet)

@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -122,8 +122,10 @@ def offer(fleet: Fleet, passed: Passed) -> VersionEvent:
 def carry_on(fleet: Fleet) -> list[VersionEvent]:
     """Go on with every version that waits or is on trial, and return where each is then; newest first, trials before.
 
-    A registry that fails for one version leaves it as it is, with a warning in the log.
+    A registry that fails for one version leaves it as it is, with a warning in the log; one that does not answer raises
+    RegistryUnavailableError at once.
     """
+    fleet = replace(fleet, settings=fleet.settings.model_copy(update={"registry_patience_s": 0.0}))
     waiting = [of for of in became(fleet.store).values() if of[-1].state in (VersionState.WAITING, VersionState.STAGED)]
     waiting.sort(key=lambda of: (of[-1].state is not VersionState.STAGED, -int(of[-1].version)))
     done = []
@@ -155,7 +157,7 @@ def _next(fleet: Fleet, passed: Passed, last: VersionEvent, standing: Standing) 
     if asks:
         why = f"waits for a person: set the tag {APPROVAL} = yes (or no) on the page of version {passed.version}"
         return _note(fleet, passed, VersionState.WAITING, ReasonCode.APPROVAL, why, last=last)
-    if (hold := _hold(standing)) is not None:
+    if (hold := _hold(standing, passed.version)) is not None:
         return _note(fleet, passed, VersionState.WAITING, ReasonCode.HELD, hold, last=last)
     if fleet.settings.promotion == "staged" and _can_be_tried(passed):
         return _begin_trial(fleet, passed, last, standing)
@@ -236,10 +238,10 @@ def _is_rejected(fleet: Fleet, key: str, version: int) -> bool:
         return True
 
 
-def _hold(standing: Standing) -> str | None:
+def _hold(standing: Standing, version: int) -> str | None:
     """Why nothing may be promoted: a device that is held keeps the version it uses, by its pin or by `champion`."""
     for device, reason in sorted(standing.holds.items()):
-        if not device or device not in standing.pins:
+        if not device or standing.pins.get(device) in (None, version):  # the trial's own pin comes off
             return f"held{f' for {device}' if device else ''}: {reason}"
     return None
 
@@ -307,7 +309,7 @@ def _try_on(
         return staged
     if not result.won:
         return _refuse(fleet, passed, staged, ReasonCode.TRIAL, result.reason)
-    return staged if _hold(standing) is not None else promote(fleet, passed, staged, result.reason)
+    return staged if _hold(standing, passed.version) is not None else promote(fleet, passed, staged, result.reason)
 
 
 def _unpin(fleet: Fleet, passed: Passed, last: VersionEvent) -> None:

@@ -231,6 +231,18 @@ def test_a_held_device_keeps_its_version(build: Callable[..., House]) -> None:
     assert house.registry.resolve(FAMILY, "b").version == 1
 
 
+def test_a_device_that_is_held_on_its_trial_keeps_the_version_on_trial(build: Callable[..., House]) -> None:
+    house = build(promotion="staged")
+    promotion.offer(house.fleet, house.add(2))
+    house.registry.hold(FAMILY, "a demonstration", device="a")
+    house.score("a", ROUNDS, 9, 6)
+    promotion.carry_on(house.fleet)
+    assert house.registry.aliases == {(FAMILY, "champion"): 1, (FAMILY, "champion-a"): 2}
+    house.registry.release(FAMILY, "over", device="a")
+    promotion.carry_on(house.fleet)
+    assert house.registry.aliases == {(FAMILY, "champion"): 2}
+
+
 def test_approval(build: Callable[..., House]) -> None:
     house = build(promotion="approval")
     assert promotion.offer(house.fleet, house.add(2)).code is ReasonCode.APPROVAL

@@ -101,6 +101,8 @@ class Night(AnyNight):
         """
         dry_run = self._request.dry_run
         self._registry.reconcile()  # a champion that a person moved meanwhile is recorded before it is used
+        if not dry_run:
+            tuning.carry_on_or_say(self._fleet)
         self._decided = decide(self._fleet, device=self._request.device, probe=not dry_run)
         report = self.report(("would tune: " if self._decided.due else "nothing to do: ") + self._why())
         if not dry_run and not self._decided.due:
