@@ -75,13 +75,14 @@ class TestServer:
             found = Registry(settings, DuckDBStore()).resolve(family)
             assert found.version == 1
             assert (found.checkpoint_dir / "weights.safetensors").read_text() == "weights"
+        registry.hold(family, "a demonstration")
         (row,) = [row for row in models_at(DuckDBStore(), mlflow_server.url)[0] if row["name"] == model_name(family)]
         assert row == {
             "name": model_name(family),
             "champion_version": "1",
             "versions": 2,
             "pins": {},
-            "holds": {},
+            "holds": {"": "a demonstration"},
         }  # `tlp status`
         registry.reconcile()
         assert moves(registry, family)[-1] == ("champion", "2", "1", "person")
