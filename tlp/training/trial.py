@@ -14,7 +14,6 @@ from tlp.core.fleet import Fleet
 from tlp.core.registry import Standing, pin_alias
 from tlp.fleet import quality, states
 from tlp.language.encoders import METASCHEDULE
-from tlp.measure.endpoint import endpoint_of
 from tlp.training.kinds import trained_kind
 
 
@@ -47,7 +46,7 @@ def choose_device(store: MeasurementStore, heads: Sequence[str], first: str, sta
     rows = {device.name: device for device in store.list_devices()}
     for name in sorted({*heads} & rows.keys(), key=lambda name: (name != first, name)):
         said = name in standing.pins or name in standing.holds or f"rejected-{name}" in standing.tags
-        if not said and endpoint_of(rows[name]).is_measurable and _is_serving(store, rows[name]):
+        if not said and rows[name].has_hardware and _is_serving(store, rows[name]):
             return name
     return None
 
