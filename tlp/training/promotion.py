@@ -142,7 +142,8 @@ def carry_on(fleet: Fleet) -> list[VersionEvent]:
 # -- one step -------------------------------------------------------------------------------------------------
 def _next(fleet: Fleet, passed: Passed, last: VersionEvent, standing: Standing) -> VersionEvent:
     events = fleet.registry.history(passed.key)
-    if any(event.alias == CHAMPION and event.to_version == str(passed.version) for event in events):
+    was_champion = any(event.alias == CHAMPION and event.to_version == str(passed.version) for event in events)
+    if was_champion or standing.champion == passed.version:  # by hand, perhaps
         return _promoted(fleet, passed, last, "promoted")
     result = trial.result(fleet, last, passed.alias) if last.state is VersionState.STAGED else None
     if result is not None and standing.tags.get(REJECTED) == result.reason:  # killed after it was said
