@@ -163,7 +163,7 @@ class Settings(BaseSettings):
 
     @property
     def locks_dir(self) -> Path:
-        """flock files (`.lock`): device-NAME, measure-night, train-FAMILY, promote-FAMILY, registry-FAMILY, services."""
+        """flock files device-NAME, measure-night, train-FAMILY, promote-FAMILY, registry-FAMILY, services."""
         return self.home / "locks"
 
     @property
