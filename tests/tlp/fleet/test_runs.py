@@ -19,7 +19,7 @@ from tlp.core import processes as _process
 from tlp.core.errors import BusyError, DeviceError, InvalidInputError, StoreLockedError, UserError
 from tlp.core.settings import Settings
 from tlp.fleet import locks, runs, states
-from tlp.training.submit import mark_serving
+from tlp.training.promotion import mark_serving
 
 
 @pytest.fixture
