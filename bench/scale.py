@@ -45,7 +45,7 @@ def grow(folder: Path, count: int, seed: int) -> dict[str, Any]:
         import_parquet(store, Path(tlp.__file__).parent / "data" / "starter")
         count -= store.device_counts()[DEVICES[0]].samples_ok
     began = time.perf_counter()
-    made = Growth(store, DEVICES, seed=seed).add(count)
+    made = Growth(store, DEVICES, seed=seed).add(count) if count > 0 else 0
     return {"programs": made, "s": time.perf_counter() - began, "samples": store.watermark()}
 
 
@@ -124,7 +124,7 @@ def table(report: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, default=500_000, help="per device")
+    parser.add_argument("--samples", type=int, default=500_000, help="per device; those of the starter data at least")
     parser.add_argument("--new", type=int, default=20_000, help="programs added, measured on each device")
     parser.add_argument("--epoch-part", type=float, default=0.05, help="part of an epoch that is run")
     parser.add_argument("--folder", type=Path, help="where the store goes; default: a temporary folder")
