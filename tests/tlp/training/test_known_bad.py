@@ -16,7 +16,7 @@ from tests.registries import FakeRegistry
 from tests.tlp.training.steps import run_retrain
 from tests.tlp.training.test_retrain import HELD, OPTIONS, SMALL
 from tlp.core.errors import ModelFormatError
-from tlp.core.registry import Submission
+from tlp.core.registry import BEST_EARLIER, REJECTED, Submission
 from tlp.core.settings import Settings
 from tlp.model.checkpoint import Checkpoint
 from tlp.model.config import TLPConfig
@@ -170,3 +170,23 @@ def test_a_lost_champion_is_stood_in_for(fleet: Fleet, tmp_path: Path) -> None:
     (said,) = result.to_json()["warnings"]
     assert "version 1, the last good one" in said and said in registry.versions[2].submission.page
     assert result.promoted and registry.champion == {"x86_64": 3}  # and the family has a champion again
+
+
+def test_a_tie_with_a_bad_champion_is_not_enough(fleet: Fleet, tmp_path: Path) -> None:
+    """Champions got worse one after the other: the best of them is a reference as well, unless a person rejected it."""
+    good = fleet.registry.versions[0].checkpoint_dir
+    bad = damaged(Checkpoint.load(good), OTHER, "sign").save(tmp_path / "bad")
+    registry = FakeRegistry(tmp_path / "registry")
+    for folder in (good, bad, bad):
+        registry.promote("x86_64", registry.register(Submission(folder, "x86_64")), reason="for a test")
+    registry.tag("x86_64", 3, BEST_EARLIER, "1")  # as when version 3 was judged
+    slid = dataclasses.replace(fleet, registry=registry)
+    result = slid.retrain(Spoiling(head=OTHER, how="none"))
+    assert not result.promoted and registry.champion == {"x86_64": 3}
+    assert OTHER in result.reason and "worse than version 1 beyond noise" in result.reason
+    assert registry.versions[3].tags["best_earlier"] == "1"
+    assert registry.versions[3].tags["judged_against"] == "version 3"
+    registry.tag("x86_64", 1, REJECTED, "for a test")
+    result = slid.retrain(Spoiling(head=OTHER, how="none"))
+    assert result.promoted, result.reason
+    assert registry.versions[4].tags["best_earlier"] == "2"
