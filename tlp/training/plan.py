@@ -31,6 +31,7 @@ from tlp.registry import model_name, moves
 from tlp.registry.became import became as became_of
 from tlp.registry.versions import find_champion
 from tlp.training.data.dataset import choose_language
+from tlp.training.data.holdout import choose_holdout, measured_tasks
 from tlp.training.kinds import TrainedKind, model_key, trained_kind
 from tlp.training.learn.strategy import Strategy
 from tlp.training.learn.table import JOINT, make_strategy
@@ -218,7 +219,8 @@ def decide(fleet: Fleet, plan: TrainingPlan, *, force: bool = False) -> Decision
     A device without a head needs its `min_samples`; one with a head needs `retrain_min_new_samples` (or its
     `min_samples`, if that is less) since the champion learned from it, or a fall of its live accuracy
     (`tlp.fleet.quality`). After a candidate that did not pass the gate either waits for so many new samples:
-    the same samples would give the same weights. So it does after a version that a person left behind. `force` needs
+    the same samples would give the same weights; or, if the gate had too few tasks of some devices, until those have
+    them. So it does after a version that a person left behind. `force` needs
     one sample.
     """
     decision = _decide(fleet, plan, force)
@@ -297,7 +299,7 @@ def _unless_stopped(fleet: Fleet, plan: TrainingPlan, due: Decision, needed: int
     became = {int(version): events for (_, version), events in became_of(store, model_name(plan.key)).items()}
     became = {version: events for version, events in became.items() if "watermark" in events[0].facts}
     stop = _left_behind(fleet, plan, became) or _not_promoted(plan, became)
-    if stop is None:
+    if stop is None or _can_be_judged_now(fleet, plan, became[stop[1]]):
         return due
     code, version, why = stop
     mark = int(became[version][0].facts["watermark"])
@@ -305,6 +307,17 @@ def _unless_stopped(fleet: Fleet, plan: TrainingPlan, due: Decision, needed: int
         return due
     numbers = {**due.numbers, "new_samples": new, "needed": needed, "watermark": mark}
     return Decision(False, code, f"{device}: {why}; {new} new samples since, {needed} needed", numbers)
+
+
+def _can_be_judged_now(fleet: Fleet, plan: TrainingPlan, events: Sequence[VersionEvent]) -> bool:
+    """Whether the gate had too little to judge a version by, and the devices that lacked it have it now."""
+    lacking = events[0].facts.get("lacking", ())
+    if events[-1].code is not ReasonCode.NOT_ENOUGH_EVIDENCE or not lacking:
+        return False
+    store, settings = fleet.store, fleet.settings
+    holdout = choose_holdout(store, language=plan.language)
+    tasks = (measured_tasks(store, device, holdout, settings.gate_min_programs, plan.language) for device in lacking)
+    return all(count >= settings.gate_min_tasks for count in tasks)
 
 
 Stop = tuple[DecisionCode, int, str]

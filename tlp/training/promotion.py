@@ -55,6 +55,7 @@ class Passed:
     watermark: int
     weights: str  # `hash_weights`
     scored: tuple[ScoredPrograms, ...]  # what it has to give again before an alias moves to it
+    lacking: tuple[str, ...] = ()  # devices that the gate had too little to judge it by
 
     @property
     def model(self) -> str:

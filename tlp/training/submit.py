@@ -133,6 +133,7 @@ class Training:
             watermark=manifest.watermark,
             weights=promotion.hash_weights(self.kept.checkpoint_dir),
             scored=self.judged.scored,
+            lacking=self.verdict.lacking,
         )
 
     @property

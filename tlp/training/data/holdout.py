@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
+import polars as pl
+
 from storage import MeasurementStore
 from tlp.language.sketch import LANGUAGE
 
@@ -54,3 +56,17 @@ def choose_holdout(
     if not picked and len(workloads) > 1:
         picked = [min(workloads, key=lambda w: bucket(w, 1 << 62, "holdout"))]
     return Holdout((), frozenset(picked), {"held_out": dict.fromkeys(picked, 1)} if picked else {})
+
+
+def measured_tasks(
+    store: MeasurementStore, device: str, holdout: Holdout, programs: int, language: str = LANGUAGE
+) -> int:
+    """Held-out tasks of which a device has measured at least so many programs, as the gate counts them."""
+    ids = sorted(holdout.workload_ids)
+    sketch_ids = [s.sketch_id for s in store.get_sketches(workload_ids=ids) if s.language == language]
+    measured = store.programs_with_latency(devices=[device], workload_ids=ids)
+    of_language = measured.filter(pl.col("sketch_id").is_in(sketch_ids))
+    enough = {
+        workload for workload, count in of_language["workload_id"].value_counts().iter_rows() if count >= programs
+    }
+    return sum(len(enough & tasks.keys()) for tasks in holdout.weights.values())
