@@ -177,11 +177,16 @@ class Prefetch(Generic[T], Iterator[T]):
         self._thread.start()
 
     def __next__(self) -> T:
-        item = self._queue.get() if self._end is None else StopIteration()
+        item = self._take() if self._end is None else StopIteration()
         if isinstance(item, Exception):
             self._end = item
             raise item
         return item[0]
+
+    def _take(self) -> tuple[T] | Exception:
+        while True:  # a signal that another thread took is acted on when this one wakes
+            with suppress(queue.Empty):
+                return self._queue.get(timeout=PREFETCH_POLL_S)
 
     def __enter__(self) -> Self:
         return self

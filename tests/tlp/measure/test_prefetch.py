@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -60,3 +61,33 @@ def test_only_the_thread_gets_the_low_priority() -> None:
         assert next(items) == own  # nothing is being timed yet
         assert next(items) > own or own >= 10
     assert os.getpriority(os.PRIO_PROCESS, 0) == own
+
+
+def test_a_signal_that_another_thread_takes_ends_the_wait() -> None:
+    """The system may give Ctrl-C to any thread; the one that waits for a program acts on it all the same."""
+    late = threading.Event()
+
+    def source() -> Iterator[int]:
+        late.wait(20)  # without the fix the consumer would sleep till then
+        yield 1
+
+    def strike(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    def take_a_signal() -> None:
+        time.sleep(0.3)  # the consumer waits by then
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, strike)
+    fallback = threading.Timer(15, late.set)
+    fallback.start()
+    try:
+        with Prefetch(source(), 1) as ahead:
+            threading.Thread(target=take_a_signal).start()
+            with pytest.raises(KeyboardInterrupt):
+                next(ahead)
+            assert not late.is_set()
+            late.set()
+    finally:
+        fallback.cancel()
+        signal.signal(signal.SIGUSR1, before)
