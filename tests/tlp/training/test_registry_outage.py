@@ -13,13 +13,14 @@ import mlflow
 import pytest
 
 from bench.synthetic import fill_store
-from storage import DuckDBStore
+from storage import MeasurementStore
 from tests.conftest import copy_template
 from tests.fleets import fleet_of
 from tests.tlp.training.crashing import DEVICE, FAMILY, Untrained
 from tests.tlp.training.steps import run_retrain
 from tlp.core import secrets
 from tlp.core.errors import RegistryUnavailableError
+from tlp.core.home import open_home
 from tlp.core.processes import owned_command
 from tlp.core.settings import Settings
 from tlp.registry import Registry, kept, versions
@@ -41,8 +42,8 @@ def wait_for(service: Service) -> None:
 
 
 @pytest.fixture
-def fleet() -> DuckDBStore:
-    store = DuckDBStore()
+def fleet(tmp_path: Path) -> MeasurementStore:
+    store = open_home(Settings(home=tmp_path / "home"))  # a process of its own reads it, too
     fill_store(store, networks=("net", "held"), workloads_per_network=2, programs=8, min_samples=8)
     return store
 
@@ -50,7 +51,7 @@ def fleet() -> DuckDBStore:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_server_that_dies_and_comes_back(
-    fleet: DuckDBStore, mlflow_template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fleet: MeasurementStore, mlflow_template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     direct = copy_template(mlflow_template, Settings(home=tmp_path / "home", torch_threads=1))
     Registry(direct).ensure()
@@ -114,7 +115,7 @@ def silent_server() -> Iterator[str]:
 
 
 def test_a_server_that_never_answers_is_given_up(
-    fleet: DuckDBStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fleet: MeasurementStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
