@@ -8,17 +8,14 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, ParamSpec, TypeVar
 
 import httpx
 from prefect import Flow, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId, FlowRunFilterStartTime
 from prefect.client.schemas.objects import State
-from prefect.client.schemas.sorting import FlowRunSort
 from prefect.context import FlowRunContext
 from prefect.logging.handlers import APILogWorker
 from prefect.settings import (
@@ -30,9 +27,10 @@ from prefect.settings import (
 )
 from prefect.states import Completed
 
+from flows import _nights
 from tlp import services
 from tlp.core import secrets
-from tlp.core.errors import BusyError, ServiceError
+from tlp.core.errors import ServiceError
 from tlp.core.fleet import Fleet
 from tlp.core.requests import Request
 from tlp.core.settings import Settings, get_settings
@@ -45,7 +43,6 @@ R = TypeVar("R")
 Report = dict[str, Any]
 """What a flow returns: what the command prints with `--json`."""
 
-LATE_ENOUGH = timedelta(minutes=10)  # of a run that others may have made up for; a person's second click is not late
 _PROBE_TIMEOUT_S = 2.0
 _DRAIN_TIMEOUT_S = 5
 
@@ -149,53 +146,19 @@ def skipped(report: Report, reason: str) -> Report | State[Any]:
 def unless_busy(body: Callable[P, Report | State[Any]]) -> Callable[P, Report | State[Any]]:
     """Let a scheduled run that finds the device or the family at work end as Skipped, not as failed.
 
-    A late run whose work another one has done since it was due ends so, too: a worker that was off for five nights
-    starts all five, the first does the work. A person's command gets the BusyError itself.
+    So ends one whose work another run does at the moment, or has done since it was due: a worker that was off for five
+    nights starts all five, one does the work. A person's command gets the BusyError itself.
     """
 
     @functools.wraps(body)
     def run(*args: P.args, **kwargs: P.kwargs) -> Report | State[Any]:
-        made_up = _made_up_by()
-        if made_up is not None:
-            return Completed(name="Skipped", message=made_up)
-        try:
+        context = FlowRunContext.get()
+        if context is None or context.flow_run is None:
             return body(*args, **kwargs)
-        except BusyError as exc:
-            context = FlowRunContext.get()
-            if context is None or context.flow_run is None or context.flow_run.deployment_id is None:
-                raise
-            return Completed(name="Skipped", message=exc.message)
+        return _nights.work(context.flow_run, lambda: body(*args, **kwargs))
 
     run.__signature__ = inspect.signature(body, eval_str=True)  # type: ignore[attr-defined]  # Prefect resolves no names
     return run
-
-
-def _made_up_by() -> str | None:
-    """Why this deployed run has nothing to add: it is late, and another run like it started after it was due."""
-    context = FlowRunContext.get()
-    run = None if context is None else context.flow_run
-    if run is None or run.deployment_id is None or run.expected_start_time is None or run.start_time is None:
-        return None
-    due = run.expected_start_time
-    if run.start_time - due < LATE_ENOUGH:
-        return None
-    with get_client(sync_client=True) as client:
-        others = client.read_flow_runs(
-            flow_run_filter=FlowRunFilter(
-                deployment_id=FlowRunFilterDeploymentId(any_=[run.deployment_id]),
-                start_time=FlowRunFilterStartTime(after_=due),
-            ),
-            sort=FlowRunSort.START_TIME_ASC,
-        )
-    for other in others:
-        started = other.start_time
-        if other.id == run.id or started is None or other.parameters != run.parameters:
-            continue
-        if other.state_name in ("Completed", "Running") and (started, other.id.hex) < (run.start_time, run.id.hex):
-            return (
-                f"due at {due:%Y-%m-%d %H:%M} UTC; run {other.name}, started at {started:%Y-%m-%d %H:%M}, did its work"
-            )
-    return None
 
 
 def due_at() -> datetime | None:

@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from flows import _prefect
 from tlp import services
 from tlp.core import secrets
 from tlp.core.errors import InvalidInputError, NotFoundError, ServiceError, UserError
+from tlp.core.home import name_store, store_name
 from tlp.core.settings import Settings
 
 WORK_POOL = services.POOL
@@ -61,7 +63,8 @@ def deploy(settings: Settings) -> dict[str, Any]:
     """Create or update everything in prefect.yaml; delete schedules that are no longer in it.
 
     Returns:
-        `api_url`, `work_pool`, `deployments` (name → slugs) and `deleted_schedules` (names with slugs).
+        `api_url`, `work_pool`, `deployments` (name → slugs), `paused` (names of deployments that were and are) and
+        `deleted_schedules` (names with slugs).
 
     Raises:
         UserError: no Prefect server answers, or the file is not acceptable.
@@ -74,28 +77,37 @@ def deploy(settings: Settings) -> dict[str, Any]:
     slugs = wanted(path)
     try:
         with _prefect.tracking(settings, url), get_client(sync_client=True) as client:
-            with suppress(ObjectAlreadyExists):
+            with suppress(ObjectAlreadyExists):  # as it is, paused or not
                 client.create_work_pool(WorkPoolCreate(name=WORK_POOL, type="process"))
-            _prefect_deploy(settings, url, path)
+            paused = {row.name for row in client.read_deployments() if row.work_pool_name == WORK_POOL and row.paused}
+            _prefect_deploy(settings, url, path, paused)
             deleted = _drop_old_schedules(client, slugs)
     except (PrefectException, httpx.HTTPError) as exc:
         raise ServiceError(f"Prefect at {page} refused: {type(exc).__name__} {exc}", next_command="tlp doctor") from exc
     scheduled = sorted(name for name in slugs if slugs[name])
-    settings.deployed_path.write_text(json.dumps({"api_url": page, "scheduled": scheduled}))
+    deployed = {"api_url": page, "scheduled": scheduled, "store": store_name(settings)}
+    settings.deployed_path.write_text(json.dumps(deployed))
     return {
         "api_url": page,
+        "paused": sorted(paused & slugs.keys()),
         "work_pool": WORK_POOL,
         "deployments": {name: sorted(schedules) for name, schedules in slugs.items()},
         "deleted_schedules": deleted,
     }
 
 
-def _prefect_deploy(settings: Settings, url: str, path: Path) -> None:
-    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(path)]
-    ours = {"TLP_PROJECT_DIR": str(PROJECT_DIR), "NO_COLOR": "1"}
+def _prefect_deploy(settings: Settings, url: str, path: Path, paused: Collection[str]) -> None:
+    ours = {"TLP_PROJECT_DIR": str(PROJECT_DIR), services.STORE_VARIABLE: name_store(settings), "NO_COLOR": "1"}
     environment = os.environ | services.prefect_env(settings) | services.client_env(url) | ours
     options: dict[str, Any] = {"cwd": PROJECT_DIR, "env": environment, "timeout": _DEPLOY_TIMEOUT_S}
-    result = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    content = yaml.safe_load(path.read_text())
+    for deployment in content["deployments"]:  # Prefect resumes one that says nothing
+        deployment["paused"] = deployment["name"] in paused
+    with tempfile.NamedTemporaryFile("w", prefix="tlp-deploy-", suffix=".yaml") as file:
+        yaml.safe_dump(content, file)
+        file.flush()
+        command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", file.name]
+        result = subprocess.run(command, capture_output=True, text=True, check=False, **options)
     if result.returncode != 0:
         lines = [line.strip() for line in (result.stdout + result.stderr).splitlines() if line.strip()]
         text = f"prefect deploy ended with {result.returncode}: {' '.join(lines[-3:]) or 'no output'}"

@@ -38,7 +38,7 @@ def tune_all(request: NightRequest = NightRequest()) -> dict[str, Any] | State[A
 
     A network that fails does not keep the others from it. Ends as Skipped, with the reasons, if nothing was due.
     """
-    night = Night(_prefect.begin(), request)
+    night = Night(_prefect.begin(), request, _prefect.due_at())
     report = decide_what_is_due(night)
     if request.dry_run or not night.due:
         return _prefect.skipped(report, report["reason"])

@@ -77,6 +77,7 @@ class ReasonCode(StrEnum):
     GAVE_UP = "gave_up"  # too few programs were OK
     TIME_UP = "time_up"  # its part of the night is over
     FAILED = "failed"
+    BUSY = "busy"  # other work had what it needed
     INTERRUPTED = "interrupted"
     CRASHED = "crashed"
     NOT_ENOUGH_EVIDENCE = "not_enough_evidence"  # the gate could not tell: a training's end

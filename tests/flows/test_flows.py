@@ -6,7 +6,6 @@ import time
 
 import pytest
 from prefect.client.orchestration import get_client
-from prefect.context import FlowRunContext
 
 from flows import _prefect
 from flows.bootstrap import measure_until_quota
@@ -176,22 +175,6 @@ def test_one_run_at_a_time_on_a_device(store):
         thread.join()
     assert len(caught) == 1
     assert store.list_runs() == []
-
-
-def test_a_scheduled_run_of_a_busy_device_is_skipped(monkeypatch):
-    class Deployed:
-        class flow_run:  # noqa: N801
-            deployment_id = "d"
-            expected_start_time = start_time = None
-
-    def busy() -> dict[str, object]:
-        raise BusyError("somebody measures it")
-
-    with pytest.raises(BusyError):
-        _prefect.unless_busy(busy)()
-    monkeypatch.setattr(FlowRunContext, "get", classmethod(lambda _cls: Deployed))
-    state = _prefect.unless_busy(busy)()
-    assert (state.name, state.message, state.is_completed()) == ("Skipped", "somebody measures it", True)
 
 
 def test_a_server_that_does_not_answer_is_no_server(home, monkeypatch):

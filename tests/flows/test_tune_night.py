@@ -267,7 +267,7 @@ def test_a_night_does_not_begin_what_it_has_no_time_for(
     get_settings.cache_clear()
     report = launch(NightRequest())
     assert report["tuned"] == [] and len(report["waiting"]) == 2
-    assert report["waiting"][0]["reason"].startswith("the night has lasted")
+    assert report["waiting"][0]["reason"].startswith("the night's")
 
 
 def test_without_mlflow_the_night_goes_on_and_says_so(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import uuid
 
 from storage import MeasurementStore, open_store
+from tlp.core import files
 from tlp.core.errors import InvalidInputError
 from tlp.core.settings import Settings
 
@@ -35,3 +37,21 @@ def open_home(settings: Settings) -> MeasurementStore:
     """The store of a TLP_HOME that can be written. Raises as `check_home` and `open_store` do."""
     check_home(settings)
     return open_store(settings.store_url, settings.store_lock_timeout_s)
+
+
+def store_name(settings: Settings) -> str | None:
+    """What a deployment calls the store of this home: `IDENTITY at FOLDER`, so that no copy is taken for it.
+
+    None: nothing was ever deployed for it. Makes nothing.
+    """
+    try:
+        return f"{settings.identity_path.read_text().strip()} at {settings.home.resolve()}"
+    except OSError:
+        return None
+
+
+def name_store(settings: Settings) -> str:
+    """The same; a home without an identity gets one. Raises InvalidInputError as `check_home` does."""
+    check_home(settings)
+    files.write_once(settings.identity_path, f"{uuid.uuid4().hex[:12]}\n", 0o644)
+    return str(store_name(settings))

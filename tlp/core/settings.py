@@ -163,7 +163,7 @@ class Settings(BaseSettings):
 
     @property
     def locks_dir(self) -> Path:
-        """flock files device-NAME, measure-night, train-FAMILY, promote-FAMILY, registry-FAMILY, services."""
+        """flock files device-NAME, measure-night, train-FAMILY, promote-FAMILY, registry-FAMILY, work-KEY, services."""
         return self.home / "locks"
 
     @property
@@ -200,6 +200,11 @@ class Settings(BaseSettings):
     def login_path(self) -> Path:
         """`user:password` of the servers of `tlp up`, for their owner's eyes."""
         return self.home / "login"
+
+    @property
+    def identity_path(self) -> Path:
+        """A random word that tells this home from every other; see `tlp.core.home.store_name`."""
+        return self.home / "identity"
 
     @property
     def artifacts_dir(self) -> Path:

@@ -49,6 +49,11 @@ def promotion_lock(settings: Settings, family: str) -> AbstractContextManager[No
     return _lock(settings.locks_dir / f"promote-{family}.lock", what, _PROMOTION_TIMEOUT_S)
 
 
+def work_lock(settings: Settings, key: str) -> AbstractContextManager[None]:
+    """The same for a piece of scheduled work, which two runs need not do at the same time."""
+    return _lock(settings.locks_dir / f"work-{key}.lock", "the same work is being done")
+
+
 @contextmanager
 def sign_of_life(path: Path) -> Iterator[None]:
     """The file is locked for the length of the body and then goes. Raises InvalidInputError: it cannot be written."""

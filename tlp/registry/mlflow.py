@@ -29,6 +29,7 @@ from tlp.core import processes, secrets
 from tlp.core.errors import NotFoundError, RegistryError, RegistryUnavailableError, TlpError
 from tlp.core.registry import RunRecord, holds_of
 from tlp.core.settings import Settings
+from tlp.registry import places
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -118,6 +119,8 @@ def open_client(settings: Settings) -> MlflowClient:
         path = database_path(uri)
         if path is not None:
             _ensure_database(path, settings.locks_dir / "registry-init.lock")
+            if path.parent == settings.mlflow_dir:  # else somebody else decides where files lie
+                places.follow_home(path, (EXPERIMENT, NIGHTS), places.artifact_root(settings))
         return mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 
@@ -238,7 +241,7 @@ def tag_text(value: Any) -> str:
 
 def ensure_experiment(client: MlflowClient, settings: Settings, name: str = EXPERIMENT) -> str:
     """The id of an experiment, made if it is not there; its files lie under TLP_HOME unless a server keeps them."""
-    artifacts = None if _is_http(settings.mlflow_tracking_uri) else (settings.mlflow_dir / "artifacts").as_uri()
+    artifacts = None if _is_http(settings.mlflow_tracking_uri) else places.artifact_root(settings)
     experiment = retrying(lambda: client.get_experiment_by_name(name))
     if experiment is None:
         none_if(EXISTS, lambda: client.create_experiment(name, artifact_location=artifacts))

@@ -135,4 +135,5 @@ def deployments(report: Row) -> list[RenderableType]:
     rows = [{"name": name, "schedules": ", ".join(slugs) or "by hand"} for name, slugs in report["deployments"].items()]
     title = f"deployments on {report['api_url'].removesuffix('/api')}"
     deleted = [f"deleted schedule {name}" for name in report["deleted_schedules"]]
-    return [table(title, rows, ("name", "schedules")), *deleted]
+    paused = [f"{name} stays paused in Prefect" for name in report["paused"]]
+    return [table(title, rows, ("name", "schedules")), *paused, *deleted]

@@ -4,6 +4,6 @@ Nothing here imports MLflow or Prefect: those only run as processes.
 """
 
 from tlp.services.contract import ServicesView
-from tlp.services.prefect import POOL, client_env, prefect_env
+from tlp.services.prefect import CODE_LABEL, POOL, STORE_VARIABLE, client_env, prefect_env
 from tlp.services.table import look, prefect_apis
 from tlp.services.updown import down, temporary_services, up

@@ -16,6 +16,8 @@ from tlp.core.settings import Settings
 from tlp.services.contract import Command, ServiceKind, ServicesView, behind_door, reachable_host, settings_env
 
 POOL: Final = "tlp"  # the process work pool of the deployments
+STORE_VARIABLE: Final = "TLP_DEPLOYED_STORE"  # in the environment of a deployment's runs: the store it is for
+CODE_LABEL: Final = "tlp.code"  # label of a flow run: the ReasonCode of its end, where something is decided by it
 WORKER_LIMIT: Final = 4  # flow runs at once; what may not run together is kept apart by the devices' locks
 _TIMEOUT_S: Final = 5.0
 

@@ -24,6 +24,7 @@ from storage import (
     VersionState,
 )
 from tlp.core.fleet import Fleet
+from tlp.core.home import store_name
 from tlp.core.settings import Settings
 from tlp.exchange import landing
 from tlp.fleet import quality
@@ -242,10 +243,11 @@ def _drifting(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def _schedules(settings: Settings, now: datetime) -> list[str]:
     if apis := prefect_apis(settings):
-        answer = ask(apis[0], now)
+        answer = ask(apis[0], now, store_name(settings))
         return [] if answer is None else answer.warnings()
     try:
-        scheduled = json.loads(settings.deployed_path.read_text())["scheduled"]
+        deployed = json.loads(settings.deployed_path.read_text())
+        scheduled = deployed["scheduled"] if deployed.get("store") in (None, store_name(settings)) else []
     except (FileNotFoundError, ValueError, KeyError):
         return []
     return [f"{', '.join(scheduled)} is deployed on a schedule but no Prefect server runs: tlp up"] if scheduled else []

@@ -34,11 +34,17 @@ def state_path(settings: Settings) -> Path:
 
 
 def look(settings: Settings) -> ServicesView:
-    """What `tlp up` has started. A damaged state file counts as none: it is written anew by the next `up`."""
+    """What `tlp up` has started in this home.
+
+    A damaged state file counts as none: it is written anew by the next `up`. So does that of a home which this one is a
+    copy of: its processes write their logs there.
+    """
     try:
         services = _File.model_validate_json(state_path(settings).read_bytes()).services
     except (FileNotFoundError, ValidationError):
         services = []
+    logs = settings.logs_dir.resolve()
+    services = [service for service in services if service.log.parent.resolve() == logs]
     external = {kind.name: url for kind in SERVICES if (url := kind.external(settings))}
     return ServicesView(_in_order(services), external, secrets.read_login(settings.login_path))
 

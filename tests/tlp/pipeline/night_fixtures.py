@@ -26,7 +26,7 @@ def night_template(tmp_path_factory: pytest.TempPathFactory, mlflow_template: Pa
 
 @pytest.fixture
 def night_settings(night_template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
-    """A home of its own. MLflow's rows name the template's files, which are found at the new place."""
+    """A home of its own. A copy: MLflow's rows follow it."""
     from tests.tlp.pipeline import night_fleet
 
     home = tmp_path / "night"

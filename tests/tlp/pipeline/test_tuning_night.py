@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -283,3 +285,23 @@ def test_status_says_how_a_night_that_was_killed_goes_on(
         "the next run closes it: tlp tune --due" in text
         for text in collect(fleet_of(night_settings, night_store))["warnings"]
     )
+
+
+@pytest.mark.parametrize(
+    ("late_s", "begins"),
+    [
+        (0.0, True),
+        (4 * 3600.0 - 1.0, False),  # of its 4 h, a second is left
+        (5 * 24 * 3600.0, True),  # the worker was off: a window of its own
+    ],
+)
+def test_a_night_that_starts_late_ends_when_its_window_ends(
+    night_store: MeasurementStore, night_settings: Settings, late_s: float, begins: bool
+) -> None:
+    due_at = datetime.now(UTC) - timedelta(seconds=late_s)
+    night = Night(fleet_of(night_settings, night_store), NightRequest(), due_at)
+    night.decide()
+    time.sleep(1.1)
+    assert (next(night.turns(), None) is not None) == begins
+    if not begins:
+        assert {row["reason"] for row in night.waiting} == {"the night's 4 h are over"}

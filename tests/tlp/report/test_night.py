@@ -45,6 +45,6 @@ def test_reasons_of_pairs_are_not_repeated() -> None:
 def test_a_reason_that_stands_nowhere_else_is_kept() -> None:
     nothing = "nothing to do: there are no devices and no networks"
     assert night.dry_run(report(left_out={}, reason=nothing))[-1] == nothing
-    waits = {"network": "one", "device": "cpu", "reason": "the night has lasted 4 h"}
+    waits = {"network": "one", "device": "cpu", "reason": "the night's 4 h are over"}
     ended = "1 waiting of 1 due; 0 of 640 programs"
     assert night.dry_run(report(waiting=[waits], reason=ended))[-1] == ended

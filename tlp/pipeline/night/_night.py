@@ -77,15 +77,23 @@ class NightRegistry(Registry):
 
 
 class Night(AnyNight):
-    """A night's decisions, budget and report; the settings `tune_night_trials` and `tune_night_s` bound it."""
+    """A night's decisions, budget and report; the settings `tune_night_trials` and `tune_night_s` bound it.
+
+    Args:
+        due_at: when the night was due, UTC; None: now. One that starts late ends when its window ends. One that starts
+            after its window (the worker was off) has a window of its own, or it would be lost.
+    """
 
     KIND, WHAT, WORKED, COUNTED = RunKind.TUNE, "tuning night", "tuned", "trials"
 
-    def __init__(self, fleet: Fleet, request: NightRequest) -> None:
+    def __init__(self, fleet: Fleet, request: NightRequest, due_at: datetime | None = None) -> None:
         self._registry = NightRegistry(fleet.settings, fleet.store)
         budget = request.trials or fleet.settings.tune_night_trials
         super().__init__(replace(fleet, registry=self._registry), budget, request.device)
         self._request = request
+        window_s = fleet.settings.tune_night_s
+        late_s = 0.0 if due_at is None else max((self.at - due_at).total_seconds(), 0.0)
+        self._end = self._clock + window_s - (late_s if late_s < window_s else 0.0)
         self._curves: dict[str, list[tuple[int, float]]] = {}
         self._decided = Decided((), {})
 
@@ -132,8 +140,8 @@ class Night(AnyNight):
             if pair is None or not pair.due:
                 self._wait(planned, pair.reason if pair else "; ".join(decided.left_out.values()))
                 continue
-            if time.monotonic() - self._clock > self._settings.tune_night_s:
-                self._wait(planned, f"the night has lasted {self._settings.tune_night_s / 3600:g} h")
+            if time.monotonic() > self._end:
+                self._wait(planned, f"the night's {self._settings.tune_night_s / 3600:g} h are over")
                 continue
             left = max(self.budget - self._spent(), 0)
             share = plan([pair, *queue[index + 1 :]], left, first=not self.rows)[0]

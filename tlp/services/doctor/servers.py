@@ -8,6 +8,7 @@ from typing import Any
 
 from tlp.core import secrets
 from tlp.core.errors import InvalidInputError, RegistryError, ServiceError
+from tlp.core.home import store_name
 from tlp.registry import CHAMPION, Registry, pin_alias, recorded_models
 from tlp.services import processes
 from tlp.services.contract import ServiceKind
@@ -51,19 +52,19 @@ def login(home: Home) -> str:
 
 
 def schedules(home: Home) -> str:
-    """No scheduled run is late and no schedule is paused."""
+    """No scheduled run is late, no night was lost, and the deployments are this home's."""
     apis = prefect_apis(home.settings)
     if not apis:
         raise SkippedError("no Prefect server: tlp up; tlp deploy")
-    answer = ask(apis[0], datetime.now(UTC))
+    answer = ask(apis[0], datetime.now(UTC), store_name(home.settings))
     if answer is None or not answer.deployments:
         raise SkippedError("nothing is deployed: tlp deploy")
-    problems = answer.warnings()
-    if answer.late:
+    if faults := answer.faults():
         fix = f"{answer.page}/runs" if answer.workers_online else "tlp up"
-        raise ServiceError("; ".join(problems), next_command=fix)
+        raise ServiceError("; ".join(faults), next_command=fix)
     active = sum(s.get("active", True) for row in answer.deployments for s in row.get("schedules") or [])
-    return "; ".join([f"{active} active, none late", *problems])  # what is paused is a person's choice
+    paused = answer.warnings()  # a person's choice
+    return "; ".join([f"{active} active, none late, no night lost", *paused])
 
 
 def registry(home: Home) -> str:
