@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from bench.synthetic import fill_store
-from storage import DuckDBStore
+from storage import open_store
 from tests.browser import mlflow_pages
 from tests.fleets import fleet_of
 from tests.tlp.training.steps import run_retrain
@@ -29,9 +29,14 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as home:
         settings = Settings(
-            home=Path(home), train_epochs=10, train_batch_groups=2, train_learning_rate=4e-3, torch_threads=1
+            home=Path(home),
+            train_epochs=10,
+            train_batch_groups=2,
+            train_learning_rate=4e-3,
+            torch_threads=1,
+            gate_min_tasks=8,  # of a fleet this small
         )
-        store = DuckDBStore()
+        store = open_store(settings.store_url)
         fill_store(store, holdout=HELD, **OPTIONS)
         registry = Registry(settings, store)
         for _ in range(2):
