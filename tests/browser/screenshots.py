@@ -15,11 +15,9 @@ from tests.browser import mlflow_pages
 from tests.fleets import fleet_of
 from tests.tlp.training.steps import run_retrain
 from tests.tlp.training.test_retrain import HELD, OPTIONS, Small
-from tlp.core.registry import APPROVAL
 from tlp.core.settings import Settings
 from tlp.registry import Registry
 from tlp.services import temporary_services
-from tlp.training.promotion import WAITING
 
 MODEL = "mtl-tlp-x86_64"
 
@@ -45,7 +43,6 @@ def main() -> None:
         with temporary_services(settings, ["mlflow"]) as view:
             take(str(view.url("mlflow")), view.login, folder)
             registry.hold("x86_64", "a demonstration until Friday")
-            registry.tag("x86_64", 2, APPROVAL, WAITING)
             take_words(str(view.url("mlflow")), view.login, folder)
 
 
@@ -64,14 +61,11 @@ def take(url: str, login: str | None, folder: Path) -> None:
 
 
 def take_words(url: str, login: str | None, folder: Path) -> None:
-    """A hold on the model's page, and a version that waits for approval with the field that a person types into."""
+    """A hold on the model's page."""
     with mlflow_pages.open_page(1280, 700, login=login) as page:
         mlflow_pages.open_model(page, url, MODEL)
         page.get_by_text("hold_reason").first.wait_for()
         page.screenshot(path=folder / "mlflow-hold.png")
-        page.goto(f"{url}/#/models/{MODEL}/versions/2")
-        page.get_by_text(APPROVAL).first.scroll_into_view_if_needed()
-        page.screenshot(path=folder / "mlflow-approval.png")
 
 
 if __name__ == "__main__":
