@@ -44,6 +44,12 @@ def main() -> None:
             take(str(view.url("mlflow")), view.login, folder)
             registry.hold("x86_64", "a demonstration until Friday")
             take_words(str(view.url("mlflow")), view.login, folder)
+            registry.release("x86_64", "over")
+            asking = settings.model_copy(update={"promotion": "approval"})
+            fleet = fleet_of(asking, store, registry)
+            result = run_retrain(fleet, device="x86-64-v3", force=True, strategy=Small())
+            print(result.version, result.promoted, result.reason)
+            take_approval(str(view.url("mlflow")), view.login, folder, str(result.version))
 
 
 def take(url: str, login: str | None, folder: Path) -> None:
@@ -66,6 +72,21 @@ def take_words(url: str, login: str | None, folder: Path) -> None:
         mlflow_pages.open_model(page, url, MODEL)
         page.get_by_text("hold_reason").first.wait_for()
         page.screenshot(path=folder / "mlflow-hold.png")
+
+
+def take_approval(url: str, login: str | None, folder: Path, version: str) -> None:
+    """A version that waits for a person's word, high enough that nothing has to be scrolled."""
+    with mlflow_pages.open_page(1280, 2000, login=login) as page:
+        mlflow_pages.open_model(page, url, MODEL)
+        page.goto(f"{url}/#/models/{MODEL}/versions/{version}")
+        row = page.get_by_role("row").filter(has=page.get_by_text("approval", exact=True)).first
+        row.wait_for()
+        box = row.bounding_box()
+        assert box is not None
+        page.screenshot(
+            path=folder / "mlflow-approval.png",
+            clip={"x": 0, "y": max(box["y"] - 350, 0), "width": 1280, "height": 500},
+        )
 
 
 if __name__ == "__main__":
