@@ -27,7 +27,7 @@ from prefect.settings import (
 )
 from prefect.states import Completed
 
-from flows import _nights
+from flows import _nights, _outage
 from tlp import services
 from tlp.core import secrets
 from tlp.core.errors import ServiceError
@@ -73,7 +73,7 @@ def call(flow: Flow[..., Any], request: Request | None = None) -> Any:
     """Run a flow and return its report, tracked by Prefect if a server answers, as a plain function otherwise."""
     arguments = () if request is None else (request,)
     if FlowRunContext.get() is not None:  # inside a tracked flow: a subflow of it
-        return flow(*arguments)
+        return flow(*arguments) if _outage.answers() else flow.fn(*arguments)
     settings = get_settings()
     url = api_url(settings)
     if url is None:
@@ -169,8 +169,12 @@ def due_at() -> datetime | None:
 
 
 def begin() -> Fleet:
-    """What every flow starts with: the fleet, batches that wait taken in, runs of dead processes closed."""
+    """What every flow starts with: the fleet, batches that wait taken in, runs of dead processes closed.
+
+    From here on the flow run does not need its Prefect server (`flows._outage`).
+    """
     secrets.mask_logs()
+    _outage.outlive()
     fleet = open_fleet()
     landing.take_in_or_say(fleet)  # before the runs they belong to are closed
     runs.reap(fleet.store)
@@ -179,14 +183,15 @@ def begin() -> Fleet:
 
 def table(key: str, rows: Sequence[Mapping[str, Any]], description: str) -> None:
     """Keep a table with the flow run, if there is one."""
-    if FlowRunContext.get() is not None and rows:
-        create_table_artifact([dict(row) for row in rows], key=_key(key), description=description)
+    if rows:
+        _outage.unless_gone(create_table_artifact)(
+            table=[dict(row) for row in rows], key=_key(key), description=description
+        )
 
 
 def markdown(key: str, text: str, description: str) -> None:
     """Keep a page with the flow run, if there is one."""
-    if FlowRunContext.get() is not None:
-        create_markdown_artifact(secrets.mask(text), key=_key(key), description=description)
+    _outage.unless_gone(create_markdown_artifact)(markdown=secrets.mask(text), key=_key(key), description=description)
 
 
 def _key(text: str) -> str:
