@@ -17,6 +17,7 @@ from typing import Any, Final, ParamSpec
 from uuid import UUID
 
 import httpx
+from prefect._internal.concurrency import logger as in_background
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas import OrchestrationResult
 from prefect.client.schemas.objects import State
@@ -83,6 +84,7 @@ def outlive() -> None:
     client: Any = None if context is None else context.client
     if not isinstance(client, SyncPrefectClient) or hasattr(client, _OUTLIVES):
         return
+    in_background.setLevel(logging.CRITICAL)  # a log or event that cannot be sent is no error of this run's
     EventsWorker.set_client_override(PrefectEventsClient, reconnection_attempts=_EVENT_RETRIES)
     propose = client.set_flow_run_state
     _report_kept(propose)
@@ -109,8 +111,8 @@ def _let_go() -> None:
 
     Prefect offers no such thing; the next record starts them anew, and without a connection they fail at once.
     """
-    logging.getLogger("prefect._internal.concurrency").setLevel(logging.CRITICAL)  # they call it a failure
-    for kind in (APILogWorker, EventsWorker):
+    kinds: tuple[Any, ...] = (APILogWorker, EventsWorker)
+    for kind in kinds:
         for service in tuple(kind._instances.values()):
             if service._loop is not None and service._task is not None:
                 service._loop.call_soon_threadsafe(service._task.cancel)

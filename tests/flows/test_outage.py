@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ REPOSITORY = Path(__file__).parents[2]
 PATIENCE_S = 200.0
 RETRIES_S = 60.0  # Prefect's client, left alone, tries again for longer than that: twice
 TRAINING = {
-    "TLP_TRAIN_EPOCHS": "60",
+    "TLP_TRAIN_EPOCHS": "20",
     "TLP_TORCH_THREADS": "1",
     "TLP_GATE_BOOTSTRAP": "20",
     "TLP_REGISTRY_PATIENCE_S": "5",
@@ -63,10 +64,10 @@ class Server:
         except httpx.HTTPError:
             return False
 
-    def runs(self) -> dict[str, str]:
-        """Name → state of every flow run."""
-        rows = httpx.post(f"{self.url}/flow_runs/filter", json={}).raise_for_status().json()
-        return {row["name"]: row["state_name"] for row in rows}
+    def states(self) -> list[str]:
+        """Of every flow run, the first first."""
+        rows = httpx.post(f"{self.url}/flow_runs/filter", json={"sort": "START_TIME_ASC"}).raise_for_status().json()
+        return [row["state_name"] for row in rows]
 
 
 def wait(until: Callable[[], Any]) -> None:
@@ -113,15 +114,10 @@ def test_a_command_ends_without_the_server_and_tells_it_later(store: Measurement
     assert "Traceback" not in said
 
     server.start()
-    assert list(server.runs().values()) == ["Running"], "nobody could tell it"
-    with command("measure", "cpu", "--samples", "1") as process:
-        assert process.wait(timeout=PATIENCE_S) == 0
-    assert list(server.runs().values()) == ["Completed"] * 2
-
-
-def test_an_error_is_the_work_s_own_not_prefect_s(store: MeasurementStore, server: Server) -> None:
+    assert server.states() == ["Running"], "nobody could tell it"
     with command("measure", "cpu", "--samples", "4000") as process:
-        wait(lambda: process.poll() is not None or store.device_counts()["cpu"].samples_ok >= 4)
+        wait(lambda: process.poll() is not None or store.device_counts()["cpu"].samples_ok >= 124)
+        assert server.states() == ["Completed", "Running"]
         server.kill()
         process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=RETRIES_S)[1]
@@ -133,8 +129,6 @@ def test_a_scheduled_retraining_ends_without_the_server(
     home: Path, server: Server, monkeypatch: pytest.MonkeyPatch, mlflow_template: Path
 ) -> None:
     """As a worker starts it: Prefect's engine in a process of its own, with the id of the flow run."""
-    import shutil
-
     settings = get_settings()
     store = open_home(settings)
     settings.mlflow_dir.mkdir(parents=True, exist_ok=True)
@@ -168,7 +162,5 @@ def test_a_scheduled_retraining_ends_without_the_server(
     (run,) = store.list_runs(kind=RunKind.TRAIN)
     assert (run.state, run.result["version"]) == (RunState.DONE, "1")
     assert "does not answer; it will be told later that this run is Completed" in said
-    server.start()
-    with command("train") as process:
-        assert process.wait(timeout=PATIENCE_S) == 0
-    assert "Completed" in server.runs().values() and "Running" not in server.runs().values()
+    (path,) = (settings.prefect_dir / "unreported").iterdir()
+    assert path.stem == made["id"] and json.loads(path.read_text())["state"]["type"] == "COMPLETED"

@@ -100,6 +100,20 @@ def two(house: House) -> House:
     return house
 
 
+def test_a_roll_back_of_the_pipeline_stays_as_well(two: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`on_live_fall = rollback`: the family waits for new samples, and the version that fell does not come back."""
+    monkeypatch.setenv("TLP_ON_LIVE_FALL", "rollback")
+    get_settings.cache_clear()
+    monkeypatch.setattr(quality, "fell", lambda fleet, name, version, **_: "it fell" if version == "2" else None)
+    for _ in range(3):
+        report = two.night()
+        assert (report["version"], two.decision(report), two.champion) == (None, DecisionCode.LEFT_BEHIND, 1)
+    (event,) = [event for event in two.store.model_events(model=two.model) if event.code is ReasonCode.LIVE_FALL]
+    assert (event.from_version, event.to_version, event.reason) == ("2", "1", "it fell")
+    two.measure()
+    assert two.night()["version"] == "3" and two.champion == 3
+
+
 def test_a_roll_back_stays(two: House, monkeypatch: pytest.MonkeyPatch) -> None:
     two.move_champion(1)
     for fell in (None, None, "it fell"):  # whatever the trigger

@@ -167,6 +167,16 @@ class Standing:
     holds: Mapping[str, str]  # `holds_of`
     tags: Mapping[str, str]  # of the version
 
+    def why_held(self, own_pin: int | None = None) -> str | None:
+        """Why `champion` may not be moved: a device that is held keeps what it uses, by its pin or by `champion`.
+
+        A pin on `own_pin` does not count: it is about to come off.
+        """
+        for device, reason in sorted(self.holds.items()):
+            if not device or self.pins.get(device) in (None, own_pin):
+                return f"held{f' for {device}' if device else ''}: {reason}"
+        return None
+
 
 @dataclass(frozen=True)
 class ResolvedModel:

@@ -19,8 +19,8 @@ def roll_back(fleet: Fleet, device: Device) -> ModelEvent | None:
     """Move `champion` back to the newest good one with a head for the device, if it fell there and the setting says so.
 
     The version it was on is rejected, so nothing but a person brings it back; what it did before that does not count
-    then. A device with a pin of its own says nothing of the champion. A registry that fails is told and not raised:
-    the nightly retraining looks again.
+    then. A device with a pin of its own says nothing of the champion; what is held stays. A registry that fails is told
+    and not raised: the nightly retraining looks again.
     """
     if fleet.settings.on_live_fall != "rollback":
         return None
@@ -46,6 +46,9 @@ def _roll_back(fleet: Fleet, device: Device) -> ModelEvent | None:
     target = next(_earlier(fleet, device, now.version), None)
     if target is None:
         say(f"{fell}; no earlier champion knows {device.name}, so version {now.version} stays")
+        return None
+    if (hold := registry.standing(family, now.version).why_held()) is not None:
+        say(f"{fell}; version {now.version} stays: {hold}")
         return None
     try:
         event = registry.rollback(

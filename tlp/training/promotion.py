@@ -159,7 +159,7 @@ def _next(fleet: Fleet, passed: Passed, last: VersionEvent, standing: Standing) 
     if asks:
         why = f"waits for a person: set the tag {APPROVAL} = yes (or no) on the page of version {passed.version}"
         return _note(fleet, passed, VersionState.WAITING, ReasonCode.APPROVAL, why, last=last)
-    if (hold := _hold(standing, passed.version)) is not None:
+    if (hold := standing.why_held(passed.version)) is not None:
         return _note(fleet, passed, VersionState.WAITING, ReasonCode.HELD, hold, last=last)
     if fleet.settings.promotion == "staged" and _can_be_tried(passed):
         return _begin_trial(fleet, passed, last, standing)
@@ -240,14 +240,6 @@ def _is_rejected(fleet: Fleet, key: str, version: int) -> bool:
         return True
 
 
-def _hold(standing: Standing, version: int) -> str | None:
-    """Why nothing may be promoted: a device that is held keeps the version it uses, by its pin or by `champion`."""
-    for device, reason in sorted(standing.holds.items()):
-        if not device or standing.pins.get(device) in (None, version):  # the trial's own pin comes off
-            return f"held{f' for {device}' if device else ''}: {reason}"
-    return None
-
-
 # -- a trial on one device ------------------------------------------------------------------------------------
 def _can_be_tried(passed: Passed) -> bool:
     """Whether there is a champion to compare with, and tuning asks such a model."""
@@ -311,7 +303,7 @@ def _try_on(
         return staged
     if not result.won:
         return _refuse(fleet, passed, staged, ReasonCode.TRIAL, result.reason)
-    return staged if _hold(standing, passed.version) is not None else promote(fleet, passed, staged, result.reason)
+    return staged if standing.why_held(passed.version) is not None else promote(fleet, passed, staged, result.reason)
 
 
 def _unpin(fleet: Fleet, passed: Passed, last: VersionEvent) -> None:

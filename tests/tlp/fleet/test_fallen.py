@@ -131,5 +131,8 @@ def test_who_does_not_decide(going_back: Fleet) -> None:
     fall(fleet, 3, "other")
     assert fallen.roll_back(fleet, other) is None and fleet.registry.champion_version(FAMILY) == 3
     fleet.registry.tag(FAMILY, 1, "devices", f"{DEVICE}, other")
+    fleet.registry.hold(FAMILY, "under watch")
+    assert fallen.roll_back(fleet, other) is None, "a person's hold"
+    fleet.registry.release(FAMILY, "seen")
     event = fallen.roll_back(fleet, other)
     assert event is not None and (event.from_version, event.to_version) == ("3", "1")
