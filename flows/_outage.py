@@ -17,7 +17,6 @@ from typing import Any, Final, ParamSpec
 from uuid import UUID
 
 import httpx
-from prefect._internal.concurrency import logger as in_background
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas import OrchestrationResult
 from prefect.client.schemas.objects import State
@@ -84,7 +83,9 @@ def outlive() -> None:
     client: Any = None if context is None else context.client
     if not isinstance(client, SyncPrefectClient) or hasattr(client, _OUTLIVES):
         return
-    in_background.setLevel(logging.CRITICAL)  # a log or event that cannot be sent is no error of this run's
+    logging.getLogger(
+        "prefect._internal.concurrency"
+    ).disabled = True  # a log or event that cannot be sent is no error of this run's
     EventsWorker.set_client_override(PrefectEventsClient, reconnection_attempts=_EVENT_RETRIES)
     propose = client.set_flow_run_state
     _report_kept(propose)
