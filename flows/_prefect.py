@@ -155,6 +155,7 @@ def unless_busy(body: Callable[P, Report | State[Any]]) -> Callable[P, Report | 
         context = FlowRunContext.get()
         if context is None or context.flow_run is None:
             return body(*args, **kwargs)
+        _outage.outlive()  # and how earlier runs ended is known before it is asked who did the work
         return _nights.work(context.flow_run, lambda: body(*args, **kwargs))
 
     run.__signature__ = inspect.signature(body, eval_str=True)  # type: ignore[attr-defined]  # Prefect resolves no names
