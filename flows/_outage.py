@@ -83,9 +83,8 @@ def outlive() -> None:
     client: Any = None if context is None else context.client
     if not isinstance(client, SyncPrefectClient) or hasattr(client, _OUTLIVES):
         return
-    logging.getLogger(
-        "prefect._internal.concurrency"
-    ).disabled = True  # a log or event that cannot be sent is no error of this run's
+    # A log or an event that cannot be sent is no error of this run's.
+    logging.getLogger("prefect._internal.concurrency").disabled = True
     EventsWorker.set_client_override(PrefectEventsClient, reconnection_attempts=_EVENT_RETRIES)
     propose = client.set_flow_run_state
     _report_kept(propose)
