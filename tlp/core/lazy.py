@@ -13,8 +13,13 @@ E = TypeVar("E")
 
 
 def later(module: str, name: str) -> Callable[..., Any]:
-    """A function, class or `Class.method` of a module, which is imported when it is called."""
-    return lambda *args, **kwargs: attrgetter(name)(import_module(module))(*args, **kwargs)
+    """A function, class or `Class.method` of a module, which is imported when it is called; it names that module."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return attrgetter(name)(import_module(module))(*args, **kwargs)
+
+    call.__module__ = module
+    return call
 
 
 def entry(table: Mapping[str, E], what: str, name: str, next_command: str) -> E:

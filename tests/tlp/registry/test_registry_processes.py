@@ -85,7 +85,7 @@ class TestServer:
             "holds": {"": "a demonstration"},
         }  # `tlp status`
         registry.reconcile()
-        assert moves(registry, family)[-1] == ("champion", "2", "1", "person")
+        assert ("champion", "2", "1", "person") in moves(registry, family)
         assert registry.show(family, 2).rejected
         assert registry.list_versions(family)[1].aliases == ("champion",)
 

@@ -119,7 +119,7 @@ def test_a_server_that_is_gone_fails(home):
         "port": None,
         "pid": 2**22 + 1,
         "create_time": 1.0,
-        "log": "x.log",
+        "log": str(settings.logs_dir / "x.log"),
         "started_at": "2026-01-01T00:00:00+00:00",
     }
     (home / "services.json").write_text(json.dumps({"format": 1, "services": [service]}))
@@ -151,7 +151,11 @@ def test_a_door_without_the_password_of_this_home_fails(home, monkeypatch, asks,
         own, port = _process.identity(), server.server_port
         place = {"url": f"http://127.0.0.1:{port}", "host": "127.0.0.1", "port": port, "started_at": "2026-01-01"}
         started = Service(
-            name="mlflow", pid=own["pid"], create_time=psutil.Process().create_time(), log=home / "log", **place
+            name="mlflow",
+            pid=own["pid"],
+            create_time=psutil.Process().create_time(),
+            log=settings.logs_dir / "log",
+            **place,
         )
         table.write(settings, [started])
         row = run_check("mlflow server", Home(settings))

@@ -239,7 +239,7 @@ class TestProcesses:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         command = [sys.executable, "-c", "import time; time.sleep(600)"]
-        service = processes.start("test", (command, {}), log=tmp_path / "log", cwd=tmp_path)
+        service = processes.start("test", (command, {}), log=tmp_path / "logs" / "log", cwd=tmp_path)
         create_time = psutil.Process.create_time
         monkeypatch.setattr(psutil.Process, "create_time", lambda self: create_time(self) + 3600)
         table.write(Settings(home=tmp_path), [service])
@@ -363,10 +363,10 @@ class TestState:
         settings.home.mkdir()
         own = psutil.Process()
         dead = started(
-            "mlflow", settings.home, pid=own.pid, create_time=1.0, url="http://x:1", host="127.0.0.1", port=1
+            "mlflow", settings.logs_dir, pid=own.pid, create_time=1.0, url="http://x:1", host="127.0.0.1", port=1
         )
         place = {"url": "http://127.0.0.1:2", "host": "0.0.0.0", "port": 2}
-        open_to_all = started("prefect", settings.home, pid=own.pid, create_time=own.create_time(), **place)
+        open_to_all = started("prefect", settings.logs_dir, pid=own.pid, create_time=own.create_time(), **place)
         table.write(settings, (dead, open_to_all))
         view = services.look(settings)
         assert view.services == (dead, open_to_all)
@@ -389,7 +389,8 @@ class TestCommands:
         assert reachable_host(bound) == asked
 
     def test_children_get_the_settings_in_force(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.delenv("TLP_CANARY")  # which the whole suite has
+        for name in ("CANARY", "GATE_MIN_TASKS", "GATE_MIN_PROGRAMS"):  # which the whole suite has
+            monkeypatch.delenv(f"TLP_{name}")
         env = contract.settings_env(Settings(home=tmp_path, min_samples=7, mlflow_uri=None))
         assert env == {"TLP_HOME": str(tmp_path), "TLP_MIN_SAMPLES": "7"}
 

@@ -7,7 +7,16 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from bench.synthetic import fill_store
-from storage import Device, DeviceState, DuckDBStore, RoundQuality, RunKind, RunState
+from storage import (
+    Device,
+    DeviceState,
+    DuckDBStore,
+    ReasonCode,
+    RoundQuality,
+    RunKind,
+    VersionEvent,
+    VersionState,
+)
 from tests.fleets import fleet_of
 from tests.tlp.training.steps import choose_devices, decide
 from tlp.core.settings import Settings
@@ -70,10 +79,10 @@ def test_samples_that_a_training_left_out_still_make_one_due(many: DuckDBStore, 
     assert kept.train and kept.numbers["new_samples"] == many.device_counts()[name].samples_ok
 
 
-def judged(store: DuckDBStore, device: str, *, promoted: bool, parent: str | None, watermark: int) -> None:
-    run = store.start_run(RunKind.TRAIN, device=device, params={}, owner={})
-    result = {"version": "4", "promoted": promoted, "parent": parent, "watermark": watermark}
-    store.finish_run(run, RunState.DONE, "for a test", result)
+def judged(store: DuckDBStore, device: str, version: int, *, promoted: bool, watermark: int) -> None:
+    state, code = (VersionState.PROMOTED, ReasonCode.PROMOTED) if promoted else (VersionState.REFUSED, ReasonCode.GATE)
+    facts = {"parent": None, "watermark": watermark}
+    store.add_version_event(VersionEvent(AT, "mtl-tlp-x86_64", str(version), state, device, "for a test", code, facts))
 
 
 def test_the_same_samples_are_not_trained_again_after_the_gate_said_no(quick: Settings) -> None:
@@ -81,7 +90,7 @@ def test_the_same_samples_are_not_trained_again_after_the_gate_said_no(quick: Se
     fill_store(store, min_samples=100)
     mark = store.watermark()
     assert decide(fleet_of(quick, store), "x86-64-v2", None).train
-    judged(store, "x86-64-v2", promoted=False, parent=None, watermark=mark)
+    judged(store, "x86-64-v2", 4, promoted=False, watermark=mark)
     again = decide(fleet_of(quick, store), "x86-64-v2", None)
     assert (again.train, again.code) == (False, DecisionCode.STOPPED_BEFORE)
     assert again.reason == "x86-64-v2: the gate stopped version 4; 0 new samples since, 100 needed"
@@ -89,9 +98,9 @@ def test_the_same_samples_are_not_trained_again_after_the_gate_said_no(quick: Se
     # another champion, another training
     assert decide(fleet_of(quick, store), "x86-64-v2", manifest("x86-64-v3"), champion_version=7).train
     # enough new samples since, another training
-    judged(store, "x86-64-v2", promoted=False, parent=None, watermark=mark - 250)
+    judged(store, "x86-64-v2", 5, promoted=False, watermark=mark - 250)
     assert decide(fleet_of(quick, store), "x86-64-v2", None).train
-    judged(store, "x86-64-v2", promoted=True, parent=None, watermark=mark)
+    judged(store, "x86-64-v2", 6, promoted=True, watermark=mark)
     assert decide(fleet_of(quick, store), "x86-64-v2", None).train
 
 
